@@ -1,0 +1,169 @@
+"""Making a network slimmable, and setting the width it runs at."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from anywidth.errors import AnywidthError
+from anywidth.groups import Plan
+from anywidth.layers import is_narrowed, is_switched_norm, narrow, new_statistics, widen
+from anywidth.state import STATE, SlimmableState, state_of, tensor_owners
+from anywidth.trace import plan as make_plan
+from anywidth.verification import verify
+from anywidth.width import ChannelConfig, Width, WidthRange
+
+
+def slimmable(
+    model: nn.Module,
+    plan: Plan | None = None,
+    widths: WidthRange | None = None,
+    *,
+    example_input: Any = None,
+    average_outputs: bool = False,
+    verified: bool = True,
+    strict: bool = False,
+) -> nn.Module:
+    """Makes every layer of a network able to run on the first of its channels; returns it.
+
+    The network is converted in place. Its parameters stay the same objects under the same
+    `state_dict` names; at full width it computes exactly what it did before.
+
+    Args:
+        model: the network.
+        plan: what `anywidth.plan` found, perhaps edited; made here if not given.
+        widths: the range to run in and the divisor to round to; `WidthRange(0.25, 1.0, 8)` if
+            not given.
+        example_input: as for `anywidth.plan`; needed only without a plan.
+        average_outputs: scale each layer's output by full over active inputs (the paper's output
+            averaging, appendix).
+        verified: after converting, run some widths and compare the sliced network with the
+            extracted one. A group that fails is pinned at full size, with a note in the plan.
+        strict: raise instead of pinning.
+
+    If anything fails the network is left as it was.
+
+    Example:
+        >>> plan = anywidth.plan(model, torch.randn(2, 3, 224, 224))
+        >>> anywidth.slimmable(model, plan, anywidth.WidthRange(0.25, 1.0, divisor=8))
+    """
+    if not isinstance(model, nn.Module):
+        raise AnywidthError(f"slimmable(model={type(model).__name__}): expected a torch.nn.Module")
+    if STATE in model.__dict__ or any(is_narrowed(module) for module in model.modules()):
+        raise AnywidthError(
+            f"{type(model).__name__} (or a part of it) has been converted already; "
+            "set its width with anywidth.set_width(model, width)"
+        )
+    if plan is None:
+        if example_input is None:
+            raise AnywidthError(
+                "slimmable() was given neither a plan nor an example input: pass "
+                "example_input=torch.randn(2, 3, 224, 224), or plan=anywidth.plan(model, x)"
+            )
+        plan = make_plan(model, example_input)
+    if widths is None:
+        widths = WidthRange()
+    if not isinstance(widths, WidthRange):
+        raise AnywidthError(f"widths={widths!r}: expected anywidth.WidthRange(low, high, divisor)")
+    plan = plan.copy()
+    plan.widths = widths
+    _check_fits(model, plan)
+    _apply(model, plan, average_outputs)
+    try:
+        if verified:
+            verify(model, strict=strict, example_input=example_input)
+        _track_ends(model)
+    except BaseException:
+        _undo(model)
+        raise
+    return model
+
+
+def set_width(model: nn.Module, width: Width) -> None:
+    """Runs a converted network at `width` from now on: a fraction or a `ChannelConfig`."""
+    state_of(model).set(model, width)
+
+
+@contextlib.contextmanager
+def at_width(model: nn.Module, width: Width) -> Iterator[ChannelConfig]:
+    """Runs a converted network at `width` inside a `with` block, and as before after it."""
+    state = state_of(model)
+    before = state.width
+    state.set(model, width)
+    try:
+        yield state.config
+    finally:
+        state.set(model, before)
+
+
+def plan_of(model: nn.Module) -> Plan:
+    """The plan a network was converted with, with what verification changed in it."""
+    return state_of(model).plan
+
+
+def _apply(model: nn.Module, plan: Plan, average_outputs: bool) -> None:
+    axes: dict[nn.Module, dict[str, tuple[int, ...]]] = {}
+    for name, owner, key in tensor_owners(model, plan):
+        elastic = tuple(i for i, axis in enumerate(plan.tensors[name]) if axis is not None)
+        if elastic or (average_outputs and name in plan.inputs):
+            axes.setdefault(owner, {})[key] = elastic
+    for module, tensors in axes.items():
+        narrow(module, tensors)
+    state = SlimmableState(plan, average_outputs)
+    model.__dict__[STATE] = state
+    state.set(model, plan.full)
+    state.width = 1.0 if plan.widths.high == 1.0 else plan.full
+
+
+def _undo(model: nn.Module) -> None:
+    state = state_of(model)
+    state.set(model, state.plan.full)
+    for module in model.modules():
+        if is_narrowed(module):
+            widen(module)
+    del model.__dict__[STATE]
+
+
+def _track_ends(model: nn.Module) -> None:
+    """Statistics of the narrowest and widest are kept up during training, for validation."""
+    plan = plan_of(model)
+    for width in (plan.widths.low, plan.widths.high):
+        track_statistics(model, width)
+
+
+def track_statistics(model: nn.Module, width: Width) -> None:
+    """Keeps running batch-norm statistics at `width` whenever the network trains at it."""
+    state = state_of(model)
+    config = state.resolve(width)
+    if config == state.plan.full:
+        return
+    label = None if isinstance(width, ChannelConfig) else float(width)
+    with at_width(model, width):
+        for module in model.modules():
+            if is_switched_norm(module):
+                size = int(module.num_features)  # type: ignore[arg-type]
+                module.__dict__["_bank"].setdefault(config, new_statistics(module, size, label))
+
+
+def _check_fits(model: nn.Module, plan: Plan) -> None:
+    if not isinstance(plan, Plan):
+        raise AnywidthError(f"plan={type(plan).__name__}: expected what anywidth.plan() returns")
+    held: dict[str, torch.Tensor] = {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+    for name, shape in plan.shapes.items():
+        if name not in held:
+            raise AnywidthError(
+                f"this plan is for another network: it names {name!r}, which "
+                f"{type(model).__name__} lacks; make one with anywidth.plan(model, example_input)"
+            )
+        if tuple(held[name].shape) != shape:
+            raise AnywidthError(
+                f"this plan is for another network: {name!r} has shape "
+                f"{tuple(held[name].shape)}, the plan says {shape}"
+            )

@@ -1,0 +1,291 @@
+"""How a module narrows itself: it sees only the active part of its own parameters.
+
+A narrowed module keeps its parameters as they are and gets a subclass of its own class in which
+each of them is a property that returns the active part. Its forward, its hooks and both kinds of
+weight norm then work on fewer channels without knowing of it. `torch.nn.utils.parametrize` does
+the same to a class; unlike there, nothing in `state_dict` is renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from anywidth.errors import AnywidthError
+from anywidth.groups import AttributeSlot, Axis, Segment
+from anywidth.width import ChannelConfig
+
+# What is active along an axis: the first so many entries, or (start, length) stretches.
+Cut = int | tuple[tuple[int, int], ...]
+
+
+def take(tensor: Tensor, axis: int, cut: Cut) -> Tensor:
+    """The active entries of one axis: a view where they are the first ones."""
+    if isinstance(cut, int):
+        return tensor if cut == tensor.shape[axis] else tensor.narrow(axis, 0, cut)
+    return torch.cat([tensor.narrow(axis, start, length) for start, length in cut], axis)
+
+
+def cut_name(tensor: str, axis: int) -> str:
+    """The attribute of a narrowed module that holds the cut of one axis."""
+    return f"_active_{tensor}_{axis}"
+
+
+def scale_name(tensor: str) -> str:
+    """The attribute that holds what a tensor is multiplied by (output averaging)."""
+    return f"_scale_{tensor}"
+
+
+def narrow(module: nn.Module, axes: dict[str, tuple[int, ...]]) -> None:
+    """Gives a module the subclass in which the named tensors' named axes can be cut."""
+    is_norm = isinstance(module, _NormBase) and module.running_mean is not None
+    key = tuple(sorted(axes.items()))
+    module.__dict__["_plain_class"] = type(module)
+    if is_norm:
+        module.__dict__.update(_bank={}, _config=None, _is_full=True, _label=None, _lenient=False)
+    module.__class__ = _narrowed_class(type(module), key, is_norm)
+
+
+def widen(module: nn.Module) -> None:
+    """Undoes `narrow`; attributes set for a width are left for the caller to restore."""
+    module.__class__ = module.__dict__.pop("_plain_class")
+    for name in [n for n in module.__dict__ if n.startswith(("_active_", "_scale_"))]:
+        del module.__dict__[name]
+    for name in ("_bank", "_config", "_is_full", "_label", "_lenient"):
+        module.__dict__.pop(name, None)
+
+
+def is_narrowed(module: nn.Module) -> bool:
+    return "_plain_class" in module.__dict__
+
+
+def is_switched_norm(module: nn.Module) -> bool:
+    """Whether a module keeps running statistics by width."""
+    return "_bank" in module.__dict__
+
+
+def held_tensor(module: nn.Module, name: str) -> Tensor | None:
+    """A module's whole parameter or buffer, whatever its width."""
+    if name in module._parameters:
+        return module._parameters[name]
+    return module._buffers.get(name)
+
+
+@cache
+def _narrowed_class(
+    plain: type[nn.Module], axes: tuple[tuple[str, tuple[int, ...]], ...], is_norm: bool
+) -> type[nn.Module]:
+    members: dict[str, Any] = {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
+    for name, indices in axes:
+        members[name] = property(_active_part(name, indices))
+    if is_norm:
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            members[name] = property(_running(name))
+        members["_apply"] = _apply_to_bank
+    return type(plain.__name__, (plain,), members)
+
+
+def _active_part(name: str, axes: tuple[int, ...]) -> Callable[[nn.Module], Tensor | None]:
+    cuts = [(axis, cut_name(name, axis)) for axis in axes]
+    scale = scale_name(name)
+
+    def active_part(self: nn.Module) -> Tensor | None:
+        tensor = held_tensor(self, name)
+        if tensor is None:
+            return None
+        state = self.__dict__
+        for axis, attribute in cuts:
+            tensor = take(tensor, axis, state[attribute])
+        factor = state.get(scale, 1.0)
+        return tensor if factor == 1.0 else tensor * factor
+
+    return active_part
+
+
+# ---- running statistics ------------------------------------------------------------------------
+
+
+@dataclass
+class Statistics:
+    """Running statistics of one batch norm at one configuration.
+
+    `label` is the width as the user gave it, for messages; `ready` is false until the first
+    batch was seen.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+    label: float | None = None
+    ready: bool = False
+
+
+def new_statistics(module: nn.Module, size: int, label: float | None) -> Statistics:
+    """Statistics as a new batch norm of `size` channels would start with."""
+    like = held_tensor(module, "running_mean")
+    assert like is not None
+    return Statistics(
+        like.new_zeros(size),
+        like.new_ones(size),
+        torch.zeros((), dtype=torch.long, device=like.device),
+        label,
+    )
+
+
+def _running(name: str) -> Callable[[nn.Module], Tensor | None]:
+    def running(self: nn.Module) -> Tensor | None:
+        state = self.__dict__
+        if state["_is_full"]:
+            return self._buffers[name]
+        entry: Statistics | None = state["_bank"].get(state["_config"])
+        if self.training:
+            # Widths that are not tracked use the batch's own statistics and leave no trace.
+            if entry is None:
+                return None
+            entry.ready = True
+        elif entry is None or not entry.ready:
+            if not state["_lenient"]:
+                raise _uncalibrated(state["_label"], state["_bank"].values())
+            return _sliced(self, name)
+        tensor: Tensor = getattr(entry, name)
+        return tensor
+
+    return running
+
+
+@contextlib.contextmanager
+def uncalibrated_allowed(model: nn.Module) -> Iterator[None]:
+    """Lets widths without statistics be evaluated with the first of the full width's.
+
+    For checks and for showing what calibration is worth; accuracy is poor there.
+    """
+    norms = [module for module in model.modules() if is_switched_norm(module)]
+    before = [module.__dict__["_lenient"] for module in norms]
+    for module in norms:
+        module.__dict__["_lenient"] = True
+    try:
+        yield
+    finally:
+        for module, lenient in zip(norms, before, strict=True):
+            module.__dict__["_lenient"] = lenient
+
+
+def _sliced(module: nn.Module, name: str) -> Tensor | None:
+    tensor = module._buffers[name]
+    cut = module.__dict__.get(cut_name("running_mean", 0))
+    return tensor if tensor is None or tensor.dim() == 0 or cut is None else take(tensor, 0, cut)
+
+
+def _uncalibrated(label: float | None, entries: Iterable[Statistics]) -> AnywidthError:
+    known = sorted(e.label for e in entries if e.ready and e.label is not None)
+    width = "this configuration" if label is None else f"width {label}"
+    return AnywidthError(
+        f"batch norm has no statistics for {width}: calibrated are the full width"
+        + (f" and {known}" if known else " alone")
+        + f". Call anywidth.calibrate(model, loader, widths=[{label if label else 'config'}]) first"
+    )
+
+
+def _apply_to_bank(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+    """`model.to(...)`: the statistics of all widths move with the module."""
+    for entry in self.__dict__["_bank"].values():
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            setattr(entry, name, fn(getattr(entry, name)))
+    return self.__dict__["_plain_class"]._apply(self, fn, recurse)
+
+
+def norm_values(
+    module: nn.Module, config: ChannelConfig, is_full: bool, label: float | None
+) -> dict[str, Any]:
+    """What `set_width` writes into a batch norm, besides its cuts."""
+    entry: Statistics | None = module.__dict__["_bank"].get(config)
+    if entry is not None and entry.label is None:
+        entry.label = label
+    return {"_config": config, "_is_full": is_full, "_label": label}
+
+
+# ---- attributes that follow the width ------------------------------------------------------------
+
+# For each kind of module: the attribute, the tensor and the axis whose size it has.
+_SIZES: list[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str, str, int]] = [
+    ((nn.Conv1d, nn.Conv2d, nn.Conv3d), "out_channels", "weight", 0),
+    ((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), "in_channels", "weight", 0),
+    (nn.Linear, "out_features", "weight", 0),
+    (nn.Linear, "in_features", "weight", 1),
+    (nn.Embedding, "embedding_dim", "weight", 1),
+    (nn.PReLU, "num_parameters", "weight", 0),
+    (nn.GroupNorm, "num_channels", "weight", 0),
+    (_NormBase, "num_features", "weight", 0),
+]
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+def attribute_slots(
+    model: nn.Module, tensors: dict[str, tuple[Axis, ...]]
+) -> list[AttributeSlot]:
+    """The attributes of torch's own layers that a narrowed module must show."""
+    slots: list[AttributeSlot] = []
+    for path, module in model.named_modules():
+        axes = _weight_axes(path, tensors)
+        if axes is None:
+            continue
+        for kinds, attribute, _, axis in _SIZES:
+            if isinstance(module, kinds) and axes[axis] is not None:
+                slots.append(AttributeSlot(path, attribute, axes[axis] or ()))
+        if isinstance(module, (*_CONVOLUTIONS, *_TRANSPOSED)):
+            slots += _convolution_slots(path, module, axes)
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            slots += [
+                AttributeSlot(path, "normalized_shape", axis, index)
+                for index, axis in enumerate(axes)
+                if axis is not None
+            ]
+        if isinstance(module, nn.GroupNorm) and module.num_groups > 1 and axes[0] is not None:
+            per_group = module.num_channels // module.num_groups
+            groups = divide(axes[0], per_group)
+            if groups is not None:
+                slots.append(AttributeSlot(path, "num_groups", groups))
+    return slots
+
+
+def _convolution_slots(path: str, module: Any, axes: tuple[Axis, ...]) -> list[AttributeSlot]:
+    transposed = isinstance(module, _TRANSPOSED)
+    other = "out_channels" if transposed else "in_channels"
+    if module.groups == 1:
+        return [] if axes[1] is None else [AttributeSlot(path, other, axes[1])]
+    own, across = module.out_channels, module.in_channels
+    if transposed:
+        own, across = across, own
+    groups = None if axes[0] is None else divide(axes[0], own // module.groups)
+    if groups is None:
+        return []
+    inside = across // module.groups
+    return [
+        AttributeSlot(path, "groups", groups),
+        AttributeSlot(path, other, tuple(Segment(g, n * inside) for g, n in groups)),
+    ]
+
+
+def divide(axis: tuple[Segment, ...], by: int) -> tuple[Segment, ...] | None:
+    """The axis with `by` entries made one; None where it does not come out even."""
+    if any(segment.per_unit % by for segment in axis):
+        return None
+    return tuple(Segment(segment.group, segment.per_unit // by) for segment in axis)
+
+
+def _weight_axes(path: str, tensors: dict[str, tuple[Axis, ...]]) -> tuple[Axis, ...] | None:
+    """A module's weight, plain or under either style of weight norm (or another of torch's)."""
+    prefix = f"{path}." if path else ""
+    for name in ("weight", "weight_v", "parametrizations.weight.original1",
+                 "parametrizations.weight.original", "running_mean"):  # fmt: skip
+        if prefix + name in tensors:
+            return tensors[prefix + name]
+    return None

@@ -1,0 +1,187 @@
+"""Numbers logged during training: a CSV file that survives a kill, and TensorBoard events."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from anywidth.errors import AnywidthError
+from anywidth.files import read_bytes, write_atomically
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+Number = int | float
+
+
+class MetricsLog:
+    """Appends rows of numbers to a CSV file and, where asked, to TensorBoard.
+
+        with MetricsLog(run.metrics_path, run.tensorboard_folder) as log:
+            log.truncate_after(checkpoint.step)         # when resuming
+            log.append(step, {"loss/1.0": 2.3, "loss/0.25": 2.5})
+
+    A row is handed to the system as soon as it is appended, so a kill costs at most a part of the
+    last line, which is dropped when the file is opened again. A name that was not there before
+    becomes a new column.
+
+    Args:
+        path: the CSV file; continued where it exists.
+        tensorboard: a folder for TensorBoard events; None writes none.
+    """
+
+    def __init__(self, path: str | Path, tensorboard: str | Path | None = None) -> None:
+        self.path = Path(path)
+        self._tensorboard = None if tensorboard is None else str(tensorboard)
+        self._writer: SummaryWriter | None = None
+        self._purge_step: int | None = None
+        self._columns: list[str] = ["step"]
+        self._last_step: int | None = None
+        if self.path.exists():
+            rows = read_metrics(self.path)
+            self._rewrite(rows, _columns_of(rows))
+
+    def append(self, step: int, values: Mapping[str, Number]) -> None:
+        """Adds a row. Give Python numbers: reading a tensor makes the host wait for the device."""
+        row = {"step": _checked("step", step)}
+        if self._last_step is not None and step < self._last_step:
+            raise AnywidthError(
+                f"{self.path} has rows up to step {self._last_step}, and step {step} lies before "
+                f"that; call truncate_after({step}) to continue from there"
+            )
+        for name, value in values.items():
+            if not name or name == "step" or "\n" in name or "\r" in name:
+                raise AnywidthError(f"a metric cannot be named {name!r}; use one line of text")
+            row[name] = _checked(name, value)
+        new = [name for name in row if name not in self._columns]
+        if new or not self.path.exists():
+            rows = read_metrics(self.path) if self.path.exists() else []
+            self._rewrite([*rows, row], [*self._columns, *new])
+        else:
+            with open(self.path, "a", encoding="utf-8", newline="") as file:
+                file.write(_lines(self._columns, [row]))
+            self._last_step = step
+        self._write_events(step, values)
+
+    def truncate_after(self, step: int) -> None:
+        """Drops the rows of later steps, so that a resumed run logs what an unbroken one would.
+
+        Columns that only those rows filled go too. TensorBoard hides its later events.
+        """
+        self.close()
+        self._purge_step = step + 1
+        if self.path.exists():
+            rows = [row for row in read_metrics(self.path) if row["step"] <= step]
+            self._rewrite(rows, _columns_of(rows))
+
+    def close(self) -> None:
+        """Writes out pending events; the log can still be appended to."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _rewrite(self, rows: list[dict[str, Number]], columns: list[str]) -> None:
+        """Puts a whole new file in place of the old one."""
+        header = _lines(columns, [dict(zip(columns, columns, strict=True))])
+        write_atomically(self.path, (header + _lines(columns, rows)).encode())
+        self._columns = columns
+        self._last_step = int(rows[-1]["step"]) if rows else None
+
+    def _write_events(self, step: int, values: Mapping[str, Number]) -> None:
+        if self._tensorboard is None:
+            return
+        if self._writer is None:
+            self._writer = _open_writer(self._tensorboard, self._purge_step)
+            self._purge_step = None
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Number]]:
+    """The rows of a metrics file; a cell left empty is not in its row.
+
+    A last line that a kill cut short is left out.
+    """
+    path = Path(path)
+    text = read_bytes(path).decode("utf-8", errors="replace")
+    whole = text[: text.rfind("\n") + 1]
+    try:
+        lines = list(csv.reader(io.StringIO(whole)))
+    except csv.Error as error:
+        raise AnywidthError(f"{path}: not a metrics file ({error})") from error
+    if not lines:
+        return []
+    columns = lines[0]
+    if columns[:1] != ["step"]:
+        raise AnywidthError(
+            f"{path}: its first column is {columns[:1]}; a metrics file starts with 'step'"
+        )
+    rows = []
+    for number, cells in enumerate(lines[1:], start=2):
+        try:
+            pairs = zip(columns, cells, strict=True)
+            row = {name: _number(cell) for name, cell in pairs if cell}
+            if not isinstance(row.get("step"), int):
+                raise ValueError("no step")
+        except ValueError as error:
+            raise AnywidthError(
+                f"{path}: line {number} is damaged ({error}); remove that line to use the rest"
+            ) from error
+        rows.append(row)
+    return rows
+
+
+def _columns_of(rows: list[dict[str, Number]]) -> list[str]:
+    """In order of first appearance, as appending the rows one by one gives them."""
+    return list(dict.fromkeys(["step", *(name for row in rows for name in row)]))
+
+
+def _lines(columns: list[str], rows: Iterable[Mapping[str, Number | str]]) -> str:
+    text = io.StringIO()
+    csv.DictWriter(text, columns, restval="", lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _number(text: str) -> Number:
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+def _checked(name: str, value: Number) -> Number:
+    """A plain int or float, also where a NumPy number passes for one."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(value)
+    if isinstance(value, float) and name != "step":
+        return float(value)
+    raise AnywidthError(
+        f"{name!r} is {type(value).__name__}; give a Python number "
+        "(tensor.item(), where the wait is affordable; a step is an int)"
+    )
+
+
+def _open_writer(folder: str, purge_step: int | None) -> SummaryWriter:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise AnywidthError(
+            "TensorBoard is not installed; install anywidth[cli], or log with tensorboard=None"
+        ) from error
+    return SummaryWriter(folder, purge_step=purge_step)

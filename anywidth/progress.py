@@ -1,0 +1,230 @@
+"""How far long work has come: a live bar in a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from time import monotonic
+from typing import TypeVar
+
+import torch.distributed
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.text import Text
+
+from anywidth.errors import AnywidthError
+
+Item = TypeVar("Item")
+
+_SECONDS_BETWEEN_LINES = 10
+_UPDATES_IN_THE_PACE = 100
+
+
+class TrainingProgress:
+    """What `training_progress` gives; this one keeps count and shows nothing (ranks above 0)."""
+
+    def __init__(
+        self, description: str, total: int | None, start: int, images_per_step: int | None
+    ) -> None:
+        self.description = description
+        self.total = total
+        self.step = start
+        self._images_per_step = images_per_step
+        self._fields: dict[str, str] = {}
+        self._started = monotonic()
+        self._recent = deque([(self._started, start)], maxlen=_UPDATES_IN_THE_PACE)
+
+    def update(self, step: int, /, **fields: str | int | float) -> None:
+        """Says that `step` steps are done. A field is shown until it is given again."""
+        self.step = step
+        for name, value in fields.items():
+            self._fields[name] = _format(name, value)
+        self._recent.append((monotonic(), step))
+        self._show()
+
+    def _show(self) -> None:
+        pass
+
+    def _finish(self) -> None:
+        pass
+
+    def _values(self) -> str:
+        return _joined(*(f"{name} {value}" for name, value in self._fields.items()))
+
+    def _steps_a_second(self) -> float:
+        (first, from_step), (last, to_step) = self._recent[0], self._recent[-1]
+        return (to_step - from_step) / (last - first) if last > first else 0.0
+
+    def _pace(self) -> str:
+        rate = self._steps_a_second()
+        if self._images_per_step is None:
+            return f"{rate:,.2f} steps/s"
+        return f"{rate * self._images_per_step:,.0f} images/s"
+
+    def _elapsed(self) -> str:
+        return f"{_clock(monotonic() - self._started)} elapsed"
+
+    def _left(self) -> str:
+        rate = self._steps_a_second()
+        if self.total is None or rate <= 0:
+            return ""
+        return f"{_clock((self.total - self.step) / rate)} left"
+
+
+class _Lines(TrainingProgress):
+    """A line every ten seconds and at every tenth of the work: logs are read long afterwards."""
+
+    def __init__(
+        self,
+        description: str,
+        total: int | None,
+        start: int,
+        images_per_step: int | None,
+        console: Console,
+    ) -> None:
+        super().__init__(description, total, start, images_per_step)
+        self._console = console
+        self._line_time = self._started
+        self._line_step = start
+
+    def _show(self) -> None:
+        waited = monotonic() - self._line_time >= _SECONDS_BETWEEN_LINES
+        if waited or self._tenths(self.step) > self._tenths(self._line_step):
+            self._print()
+
+    def _finish(self) -> None:
+        if self.step != self._line_step:
+            self._print()
+
+    def _tenths(self, step: int) -> int:
+        return step * 10 // self.total if self.total else 0
+
+    def _print(self) -> None:
+        self._line_time, self._line_step = monotonic(), self.step
+        done = str(self.step)
+        if self.total:
+            done += f"/{self.total} ({self.step / self.total:.0%})"
+        times = self._pace(), self._elapsed(), self._left()
+        line = _joined(f"{self.description} {done}", self._values(), *times)
+        print(line, file=self._console.file, flush=True)
+
+
+class _Bar(TrainingProgress):
+    """A bar that redraws itself, the fields on a line below it so that both fit 80 columns."""
+
+    def __init__(
+        self,
+        description: str,
+        total: int | None,
+        start: int,
+        images_per_step: int | None,
+        console: Console,
+    ) -> None:
+        super().__init__(description, total, start, images_per_step)
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[pace]}", markup=False),
+            auto_refresh=False,
+            console=console,
+        )
+        self._task = self._progress.add_task(description, total=total, completed=start, pace="")
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._render)
+        self._live.start()
+
+    def _render(self) -> Group:
+        pace = _joined(self._pace(), self._elapsed(), self._left())
+        self._progress.update(self._task, completed=self.step, pace=pace)
+        below = [Text("  " + self._values())] if self._fields else []
+        return Group(self._progress.get_renderable(), *below)
+
+    def _finish(self) -> None:
+        self._live.stop()
+
+
+@contextmanager
+def training_progress(
+    total_steps: int | None,
+    start: int = 0,
+    *,
+    description: str = "training",
+    images_per_step: int | None = None,
+    console: Console | None = None,
+) -> Iterator[TrainingProgress]:
+    """Shows progress while the block runs, on standard error and on rank 0 only.
+
+        with training_progress(steps, start, images_per_step=256) as progress:
+            progress.update(step, epoch=3, loss=0.61, accuracy=0.83)
+
+    Args:
+        total_steps: how many steps there are in all; None where that is not known.
+        start: how many of them were done before (a resumed run).
+        description: the word at the left.
+        images_per_step: shows images a second in place of steps a second.
+        console: where to show it.
+    """
+    console = console or Console(stderr=True)
+    progress: TrainingProgress
+    if not _is_first_rank():
+        progress = TrainingProgress(description, total_steps, start, images_per_step)
+    elif _can_redraw(console):
+        progress = _Bar(description, total_steps, start, images_per_step, console)
+    else:
+        progress = _Lines(description, total_steps, start, images_per_step, console)
+    try:
+        yield progress
+    finally:
+        progress._finish()
+
+
+def tracked(
+    iterable: Iterable[Item],
+    description: str,
+    total: int | None = None,
+    *,
+    console: Console | None = None,
+) -> Iterator[Item]:
+    """Goes through `iterable` and shows how far it has come; `total` is its length if not given."""
+    if total is None:
+        length = operator.length_hint(iterable, -1)
+        total = length if length >= 0 else None
+    with training_progress(total, description=description, console=console) as progress:
+        for done, item in enumerate(iterable, start=1):
+            yield item
+            progress.update(done)
+
+
+def _is_first_rank() -> bool:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank() == 0
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _can_redraw(console: Console) -> bool:
+    """A terminal indeed: FORCE_COLOR makes rich take a pipe in a CI system for one."""
+    return console.is_jupyter or (console.is_interactive and console.file.isatty())
+
+
+def _joined(*parts: str) -> str:
+    return "  ".join(part for part in parts if part)
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=max(0, round(seconds))))
+
+
+def _format(name: str, value: str | int | float) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, str | int):
+        return str(value)
+    raise AnywidthError(
+        f"progress field {name!r} is a {type(value).__name__}; give text or a Python number "
+        "(tensor.item(), where the wait is affordable)"
+    )

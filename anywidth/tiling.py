@@ -1,0 +1,82 @@
+"""Run a super-resolution network over an image of any size, tile by tile, without seams."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from anywidth.errors import AnywidthError
+
+
+@torch.no_grad()
+def run_tiled(
+    network: Callable[[Tensor], Tensor],
+    image: Tensor,
+    *,
+    scale: int,
+    tile: int = 256,
+    overlap: int = 32,
+) -> Tensor:
+    """Upscale `image` (N, C, H, W) in tiles; memory beyond the result is that of one tile.
+
+    Every tile is computed with `overlap` pixels of its neighbours around it, which are thrown away
+    afterwards. With at least the network's receptive radius (`WDSR.receptive_radius`) the result is
+    the untiled one; less is faster, and seams appear only as far as the network looks further.
+
+    Arguments:
+        network: takes (N, C, h, w), gives (N, C', scale * h, scale * w). It may move a tile to its
+            own device; the result is gathered where `image` is.
+        scale: how much larger the network makes an image.
+        tile: the largest side of what the network is given, overlap included. All tiles of an image
+            have one shape.
+        overlap: pixels shared with each neighbour, under half of `tile`.
+    """
+    if image.ndim != 4 or image.numel() == 0:
+        raise AnywidthError(
+            f"run_tiled: got a tensor of shape {tuple(image.shape)}, expected (N, C, H, W) with at "
+            "least one pixel. A single image becomes a batch with image[None]."
+        )
+    if scale < 1 or overlap < 0 or tile <= 2 * overlap:
+        raise AnywidthError(
+            f"run_tiled: tile={tile}, overlap={overlap}, scale={scale}: a tile must be larger than "
+            f"two overlaps. Pass tile={2 * max(overlap, 0) + 64} or a smaller overlap."
+        )
+    result: Tensor | None = None
+    for rows, kept_rows in _windows(image.shape[-2], tile, overlap):
+        for columns, kept_columns in _windows(image.shape[-1], tile, overlap):
+            part = network(image[..., rows, columns])
+            expected = ((rows.stop - rows.start) * scale, (columns.stop - columns.start) * scale)
+            if part.shape[-2:] != expected:
+                raise AnywidthError(
+                    f"run_tiled: the network made {tuple(part.shape[-2:])} of a tile where "
+                    f"scale={scale} expects {expected}. Pass the scale the network was built with."
+                )
+            if result is None:
+                height, width = image.shape[-2] * scale, image.shape[-1] * scale
+                shape = (*part.shape[:-2], height, width)
+                result = torch.empty(shape, dtype=part.dtype, device=image.device)
+            inside_rows = _shift(kept_rows, -rows.start, scale)
+            inside_columns = _shift(kept_columns, -columns.start, scale)
+            target = result[..., _shift(kept_rows, 0, scale), _shift(kept_columns, 0, scale)]
+            target.copy_(part[..., inside_rows, inside_columns])
+    assert result is not None
+    return result
+
+
+def _windows(length: int, tile: int, overlap: int) -> Iterator[tuple[slice, slice]]:
+    """Along one axis: what each tile reads, and the part of it that is kept.
+
+    The last tile is moved back to end with the image rather than made smaller, so that the network
+    sees one shape.
+    """
+    stride = tile - 2 * overlap
+    last_start = max(length - tile, 0)
+    starts = [*range(0, last_start, stride), last_start]
+    edges = [0, *(start + overlap for start in starts[1:]), length]
+    for start, first, last in zip(starts, edges[:-1], edges[1:], strict=True):
+        yield slice(start, min(start + tile, length)), slice(first, last)
+
+
+def _shift(span: slice, offset: int, scale: int) -> slice:
+    """The span moved by `offset`, in pixels of the enlarged image."""
+    return slice((span.start + offset) * scale, (span.stop + offset) * scale)

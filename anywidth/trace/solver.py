@@ -1,0 +1,135 @@
+"""Which sizes must be equal: variables for stretches of channels, merged and split as rules ask.
+
+An axis is a tuple of (variable, multiplicity) pairs: a variable of n units with multiplicity m
+stands for n * m entries of the axis, m neighbours for each unit. `None` is an axis that never
+changes. Narrowing a variable to its first k units narrows the stretch to its first k * m entries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+Pieces = tuple[tuple[int, int], ...]
+TracedAxis = Pieces | None
+
+
+class Unsplittable(Exception):
+    """A cut falls inside a unit."""
+
+
+class Solver:
+    def __init__(self) -> None:
+        self._units: list[int] = []
+        self._became: dict[int, Pieces] = {}
+        self._fixed: dict[int, str] = {}
+
+    def new(self, units: int, fixed: str | None = None) -> Pieces:
+        """A fresh axis of one variable."""
+        self._units.append(units)
+        variable = len(self._units) - 1
+        if fixed is not None:
+            self._fixed[variable] = fixed
+        return ((variable, 1),)
+
+    def expand(self, axis: Pieces) -> Pieces:
+        """The axis in variables that nothing has replaced yet."""
+        result: list[tuple[int, int]] = []
+        for variable, multiplicity in axis:
+            if variable in self._became:
+                parts = self.expand(self._became[variable])
+                self._became[variable] = parts
+                result += [(part, m * multiplicity) for part, m in parts]
+            else:
+                result.append((variable, multiplicity))
+        return tuple(result)
+
+    def units(self, variable: int) -> int:
+        return self._units[variable]
+
+    def size(self, axis: Pieces) -> int:
+        return sum(self._units[variable] * m for variable, m in axis)
+
+    def fixed(self, variable: int) -> str | None:
+        """Why the variable never narrows; None where it may."""
+        return self._fixed.get(variable)
+
+    def fix(self, axis: TracedAxis, reason: str) -> None:
+        """Keeps every channel of an axis; the first reason given stays."""
+        for variable, _ in self.expand(axis or ()):
+            self._fixed.setdefault(variable, reason)
+
+    def unify(self, first: TracedAxis, second: TracedAxis, reason: str) -> TracedAxis:
+        """Makes two axes of one size shrink together; `reason` is kept where one is constant."""
+        if first is None or second is None:
+            self.fix(first, reason)
+            self.fix(second, reason)
+            return None
+        left, right = list(self.expand(first)), list(self.expand(second))
+        while left and right:
+            # Merging two variables may change the heads further on.
+            left, right = list(self.expand(tuple(left))), list(self.expand(tuple(right)))
+            (a, m), (b, n) = left[0], right[0]
+            size_a, size_b = self._units[a] * m, self._units[b] * n
+            try:
+                if size_a < size_b:
+                    self._cut(b, n, size_a)
+                elif size_b < size_a:
+                    self._cut(a, m, size_b)
+                else:
+                    left, right = left[1:], right[1:]
+                    self._merge(a, m, b, n)
+            except Unsplittable:
+                self.fix(first, reason)
+                self.fix(second, reason)
+                return None
+        return self.expand(first)
+
+    def cut(self, axis: Pieces, sizes: Sequence[int]) -> list[Pieces]:
+        """The axis in consecutive parts of the given sizes; may split variables in two.
+
+        Raises Unsplittable, with nothing changed, where a cut falls inside a unit.
+        """
+        self._check_cuts(axis, sizes)
+        parts: list[Pieces] = []
+        rest = list(self.expand(axis))
+        for size in sizes:
+            part: list[tuple[int, int]] = []
+            while size > 0:
+                variable, m = rest[0]
+                length = self._units[variable] * m
+                if length > size:
+                    self._cut(variable, m, size)
+                    rest = list(self.expand(tuple(rest)))
+                    continue
+                part.append(rest.pop(0))
+                size -= length
+            parts.append(tuple(part))
+        return [self.expand(part) for part in parts]
+
+    def _check_cuts(self, axis: Pieces, sizes: Sequence[int]) -> None:
+        edges = {sum(sizes[: i + 1]) for i in range(len(sizes))}
+        start = 0
+        for variable, m in self.expand(axis):
+            end = start + self._units[variable] * m
+            if any(start < edge < end and (edge - start) % m for edge in edges):
+                raise Unsplittable
+            start = end
+
+    def _cut(self, variable: int, multiplicity: int, size: int) -> None:
+        """Replaces a variable by two, the first of `size` entries at this multiplicity."""
+        if size % multiplicity:
+            raise Unsplittable
+        reason = self._fixed.get(variable)
+        head = self.new(size // multiplicity, reason)
+        tail = self.new(self._units[variable] - size // multiplicity, reason)
+        self._became[variable] = head + tail
+
+    def _merge(self, a: int, m: int, b: int, n: int) -> None:
+        if a == b:
+            return
+        reason = self._fixed.get(a) or self._fixed.get(b)
+        common = math.lcm(m, n)
+        merged = self.new(self._units[a] * m // common, reason)
+        self._became[a] = ((merged[0][0], common // m),)
+        self._became[b] = ((merged[0][0], common // n),)

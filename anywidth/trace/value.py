@@ -1,0 +1,125 @@
+"""What a rule sees of a traced tensor, and what it may say about it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from anywidth.trace.solver import Pieces, Solver, TracedAxis, Unsplittable
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A tensor of the exported graph: its full shape, and what each of its axes is made of.
+
+    `scale_name` is the parameter to scale if the tensor as a whole is to be scaled.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[TracedAxis, ...]
+    scale_name: str | None = None
+
+
+@dataclass
+class Context:
+    """The state of one trace; rules report through it."""
+
+    model: nn.Module
+    solver: Solver = field(default_factory=Solver)
+    # (layer, output axis) of every convolution and linear layer, in order.
+    makers: list[tuple[str, TracedAxis]] = field(default_factory=list)
+    readers: list[tuple[str, TracedAxis]] = field(default_factory=list)
+    costs: list[tuple[str, int, tuple[Pieces, ...]]] = field(default_factory=list)
+    attributes: list[tuple[str, str, Pieces]] = field(default_factory=list)
+    inputs: dict[str, int] = field(default_factory=dict)
+    # (layer, batch norm) where nothing but the norm reads the layer's output.
+    folds: list[tuple[str, str]] = field(default_factory=list)
+    op: str = ""
+    layer: str = ""
+    meta: Any = None
+
+    @property
+    def reason(self) -> str:
+        """Why the present operation keeps an axis from narrowing."""
+        return f"meets an axis of constant size in {self.op}" + (
+            f" of {self.layer}" if self.layer else ""
+        )
+
+    def output(self, axes: Sequence[TracedAxis]) -> Traced:
+        """The present operation's result, its shape read from the graph."""
+        shape = shape_of(self.meta)
+        return Traced(shape, tuple(a if n > 1 else None for a, n in zip(axes, shape, strict=True)))
+
+    def outputs(self, axes: Sequence[TracedAxis]) -> Any:
+        """The same for an operation that may return several tensors of one shape."""
+        if isinstance(self.meta, torch.Tensor):
+            return self.output(axes)
+        return [dataclasses.replace(self, meta=meta).output(axes) for meta in self.meta]
+
+    def unify(self, first: TracedAxis, second: TracedAxis) -> TracedAxis:
+        return self.solver.unify(first, second, self.reason)
+
+    def fix_all(self, values: Sequence[Any], reason: str) -> None:
+        for value in values:
+            if isinstance(value, Traced):
+                for axis in value.axes:
+                    self.solver.fix(axis, reason)
+            elif isinstance(value, list | tuple):
+                self.fix_all(value, reason)
+
+    def broadcast(self, values: Sequence[Any], shape: Sequence[int]) -> list[TracedAxis]:
+        """Axes of an elementwise result: what meets must shrink together."""
+        axes: list[TracedAxis] = [None] * len(shape)
+        for position in range(1, len(shape) + 1):
+            met = [
+                v.axes[-position]
+                for v in values
+                if isinstance(v, Traced)
+                and len(v.shape) >= position
+                and v.shape[-position] == shape[-position] > 1
+            ]
+            for axis in met[1:]:
+                self.unify(met[0], axis)
+            if met and met[0] is not None:
+                axes[-position] = self.live(met[0])
+        return axes
+
+    def live(self, axis: TracedAxis) -> TracedAxis:
+        return None if axis is None else self.solver.expand(axis)
+
+    def cost(self, value: Traced, inner: TracedAxis, inner_size: int) -> None:
+        """Counts the multiply-adds of a product whose result is `value`."""
+        factor, elastic = 1, []
+        pairs = [*zip(value.shape, value.axes, strict=True), (inner_size, inner)]
+        for size, axis in pairs:
+            if axis is None:
+                factor *= size
+            else:
+                elastic.append(axis)
+        self.costs.append((self.layer, factor, tuple(elastic)))
+
+    def equal_parts(self, axis: Pieces, count: int) -> list[TracedAxis]:
+        """`count` equal parts of an axis that a layer will cut anew at every width."""
+        size = self.solver.size(axis)
+        try:
+            parts = self.solver.cut(axis, [size // count] * count)
+        except Unsplittable:
+            pieces = self.solver.expand(axis)
+            if len(pieces) == 1 and pieces[0][1] % count == 0:
+                return [((pieces[0][0], pieces[0][1] // count),)] * count
+            self.solver.fix(axis, f"cut inside a unit by {self.op} of {self.layer}")
+            return [None] * count
+        for part in parts[1:]:
+            self.unify(parts[0], part)
+        return [self.solver.expand(part) for part in parts]
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"not a tensor in the exported graph: {type(value)}")
+    return tuple(int(n) for n in value.shape)

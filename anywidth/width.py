@@ -1,0 +1,135 @@
+"""Widths: the range a network can run in, the rounding rule, and the channels a width comes to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from anywidth.errors import AnywidthError
+
+
+def round_channels(channels: float, divisor: int) -> int:
+    """The nearest multiple of `divisor`, but never less than 90 % of `channels`.
+
+    This is the rounding of the MobileNet papers (TensorFlow-slim's `make_divisible`), so that
+    multiply-adds can be compared with theirs to the last digit.
+    """
+    rounded = max(divisor, int(channels + divisor / 2) // divisor * divisor)
+    if rounded < 0.9 * channels:
+        rounded += divisor
+    return rounded
+
+
+@dataclass(frozen=True)
+class WidthRange:
+    """The widths a network is to run at, as fractions of its full width.
+
+    Args:
+        low: the narrowest width, in (0, 1]. Accuracy at every width rests on this one
+            (the paper's k0).
+        high: the widest width, at least `low` and at most 1.
+        divisor: channel counts are rounded to multiples of this (the paper's d).
+    """
+
+    low: float = 0.25
+    high: float = 1.0
+    divisor: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("low", "high"):
+            value = getattr(self, name)
+            if not _is_number(value) or not 0 < value <= 1:
+                raise AnywidthError(
+                    f"WidthRange({name}={value!r}): a width is a number in (0, 1], "
+                    "the fraction of the full width"
+                )
+        if self.low > self.high:
+            raise AnywidthError(
+                f"WidthRange(low={self.low}, high={self.high}): low must not exceed high"
+            )
+        check_divisor(self.divisor, "WidthRange")
+
+    def check(self, width: float) -> None:
+        """Raises unless `width` lies in this range."""
+        if not _is_number(width) or not 0 < width <= 1:
+            raise AnywidthError(
+                f"width {width!r} is not a number in (0, 1]; give a fraction of the full width, "
+                f"between {self.low} and {self.high}"
+            )
+        # A width computed as 0.25 + 3 * 0.025 may miss the bound by a rounding error.
+        if width < self.low - 1e-9 or width > self.high + 1e-9:
+            raise AnywidthError(
+                f"width {width} is outside the range [{self.low}, {self.high}] this network was "
+                f"made for; choose one inside, or convert with "
+                f"WidthRange({min(width, self.low)}, {max(width, self.high)})"
+            )
+
+
+@dataclass(frozen=True)
+class ChannelConfig:
+    """How many channels of each group are active: what a width comes to in one network.
+
+    It is immutable and hashable; statistics, costs and exports are keyed by it. Get one from
+    `plan.resolve(width)`; make a nonuniform one from it with `replace`.
+    """
+
+    channels: tuple[tuple[str, int], ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_lookup", dict(self.channels))
+        object.__setattr__(self, "_hash", hash(self.channels))
+
+    def __hash__(self) -> int:
+        hashed: int = self.__dict__["_hash"]
+        return hashed
+
+    def __getitem__(self, group: str) -> int:
+        lookup: dict[str, int] = self.__dict__["_lookup"]
+        if group not in lookup:
+            raise AnywidthError(f"no group {group!r} in this configuration; it has {list(lookup)}")
+        return lookup[group]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self.channels)
+
+    def __len__(self) -> int:
+        return len(self.channels)
+
+    def items(self) -> tuple[tuple[str, int], ...]:
+        return self.channels
+
+    def replace(self, channels: Mapping[str, int]) -> ChannelConfig:
+        """A configuration with other channel counts for some groups.
+
+        The result is checked against a plan when it is used, not here.
+        """
+        for name in channels:
+            self[name]
+        return ChannelConfig(tuple((name, channels.get(name, n)) for name, n in self.channels))
+
+    def to_json(self) -> dict[str, int]:
+        return dict(self.channels)
+
+    @staticmethod
+    def from_json(data: Mapping[str, int]) -> ChannelConfig:
+        return ChannelConfig(tuple((str(name), int(n)) for name, n in data.items()))
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name}={n}" for name, n in self.channels[:3])
+        more = f", … {len(self.channels) - 3} more" if len(self.channels) > 3 else ""
+        return f"ChannelConfig({inside}{more})"
+
+
+Width = float | ChannelConfig
+
+
+def check_divisor(divisor: object, where: str) -> None:
+    if not isinstance(divisor, int) or isinstance(divisor, bool) or divisor < 1:
+        raise AnywidthError(f"{where}: divisor {divisor!r} must be a whole number of at least 1")
+
+
+def _is_number(value: object) -> bool:
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    )
