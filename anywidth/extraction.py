@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 from torch.nn.utils.weight_norm import WeightNorm
 
 from anywidth.layers import is_narrowed, is_switched_norm, uncalibrated_allowed, widen
-from anywidth.state import STATE, SlimmableState, state_of
+from anywidth.state import STATE, state_of
 from anywidth.width import Width
 
 
@@ -32,42 +33,49 @@ def extract(model: nn.Module, width: Width, fold: bool = False) -> nn.Module:
     width's, with a warning: good enough to fine-tune from, not to evaluate.
     """
     state = state_of(model)
-    config = state.resolve(width)
     _detach_computed_weights(model)
-    small = copy.deepcopy(model)
-    own: SlimmableState = small.__dict__[STATE]
-    own.set(small, width if not isinstance(width, float | int) else float(width))
-    _warn_if_uncalibrated(small, config == state.plan.full, width)
-    with uncalibrated_allowed(small), torch.no_grad():
-        parts = {module: _active_tensors(module) for module in small.modules() if is_narrowed(module)}
-    copies: dict[int, Tensor] = {}
-    for module, tensors in parts.items():
-        widen(module)
-        for name, (whole, active) in tensors.items():
-            # A tensor that several modules share stays shared.
-            if id(whole) not in copies:
-                copies[id(whole)] = _like(whole, active)
-            held = module._parameters if name in module._parameters else module._buffers
-            held[name] = copies[id(whole)]  # type: ignore[assignment]
+    before = state.width
+    state.set(model, width)
+    try:
+        _warn_if_uncalibrated(model, state.config == state.plan.full, width)
+        small = copy.deepcopy(model, _active_copies(model))
+    finally:
+        state.set(model, before)
+    for module in small.modules():
+        if is_narrowed(module):
+            widen(module)
     del small.__dict__[STATE]
     _compute_weights(small)
     if fold:
         small.eval()
-        _fold(small, own.plan.folds)
+        _fold(small, state.plan.folds)
     return small
 
 
-def _active_tensors(module: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
-    """(whole, active part) of everything a narrowed module holds."""
-    held = {**module._parameters, **module._buffers}
-    names = [name for name, tensor in held.items() if tensor is not None]
-    if is_switched_norm(module):
-        training, module.training = module.training, False
-        found = {name: (held[name], getattr(module, name)) for name in names}
+def _active_copies(model: nn.Module) -> dict[int, Any]:
+    """A memo for `copy.deepcopy` in which each tensor was already copied: its active part."""
+    copies: dict[int, Any] = {}
+    with uncalibrated_allowed(model), torch.no_grad():
+        for module in model.modules():
+            if not is_narrowed(module):
+                continue
+            for name, whole in {**module._parameters, **module._buffers}.items():
+                if whole is not None and id(whole) not in copies:
+                    copies[id(whole)] = _like(whole, _in_evaluation(module, name))
+            if is_switched_norm(module):
+                copies[id(module.__dict__["_bank"])] = {}
+    return copies
+
+
+def _in_evaluation(module: nn.Module, name: str) -> Tensor:
+    """An attribute as it reads in evaluation mode, where every batch norm has statistics."""
+    training, module.training = module.training, False
+    try:
+        tensor = getattr(module, name)
+    finally:
         module.training = training
-    else:
-        found = {name: (held[name], getattr(module, name)) for name in names}
-    return found  # type: ignore[return-value]
+    assert isinstance(tensor, Tensor)
+    return tensor
 
 
 def _like(whole: Tensor, active: Tensor) -> Tensor:

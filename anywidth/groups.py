@@ -134,7 +134,7 @@ class Plan:
             self.widths.check(width)
             fractions = dict.fromkeys(self.groups, width)
         channels: dict[str, int] = {}
-        for name in self._base_first():
+        for name in self.base_first():
             group = self.groups[name]
             if group.tied is not None:
                 base, multiple = group.tied
@@ -300,7 +300,7 @@ class Plan:
     def copy(self) -> Plan:
         return copy.deepcopy(self)
 
-    def _base_first(self) -> list[str]:
+    def base_first(self) -> list[str]:
         """Group names, each after the one it is tied to."""
         order: list[str] = []
         seen: set[str] = set()
@@ -323,13 +323,18 @@ class Plan:
         """(layers whose whole output is elastic, all convolution and linear layers)."""
 
         def is_elastic(axis: Axis) -> bool:
-            return axis is not None and all(self._can_narrow(s.group) for s in axis)
+            return axis is not None and all(self.can_narrow(s.group) for s in axis)
 
         return sum(is_elastic(axis) for axis in self.outputs.values()), len(self.outputs)
 
-    def _can_narrow(self, name: str) -> bool:
-        group = self.groups[name]
-        return self._can_narrow(group.tied[0]) if group.tied else group.fixed is None
+    def can_narrow(self, name: str) -> bool:
+        """Whether a group, or the one it is tied to, is elastic."""
+        return self.groups[self.root(name)].fixed is None
+
+    def root(self, name: str) -> str:
+        """The group at the end of a group's ties: itself if it has none."""
+        tied = self.group(name).tied
+        return self.root(tied[0]) if tied else name
 
     def to_json(self) -> dict[str, Any]:
         from anywidth.plan_text import plan_to_json

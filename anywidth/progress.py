@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -29,11 +30,17 @@ class TrainingProgress:
     """What `training_progress` gives; this one keeps count and shows nothing (ranks above 0)."""
 
     def __init__(
-        self, description: str, total: int | None, start: int, images_per_step: int | None
+        self,
+        description: str,
+        total: int | None,
+        start: int,
+        images_per_step: int | None,
+        console: Console,
     ) -> None:
         self.description = description
         self.total = total
         self.step = start
+        self._console = console
         self._images_per_step = images_per_step
         self._fields: dict[str, str] = {}
         self._started = monotonic()
@@ -42,10 +49,14 @@ class TrainingProgress:
     def update(self, step: int, /, **fields: str | int | float) -> None:
         """Says that `step` steps are done. A field is shown until it is given again."""
         self.step = step
-        for name, value in fields.items():
-            self._fields[name] = _format(name, value)
+        # A new dict, because the bar draws the old one in a thread of its own.
+        new = {name: _format(name, value) for name, value in fields.items()}
+        self._fields = {**self._fields, **new}
         self._recent.append((monotonic(), step))
         self._show()
+
+    def _start(self) -> None:
+        pass
 
     def _show(self) -> None:
         pass
@@ -79,18 +90,8 @@ class TrainingProgress:
 class _Lines(TrainingProgress):
     """A line every ten seconds and at every tenth of the work: logs are read long afterwards."""
 
-    def __init__(
-        self,
-        description: str,
-        total: int | None,
-        start: int,
-        images_per_step: int | None,
-        console: Console,
-    ) -> None:
-        super().__init__(description, total, start, images_per_step)
-        self._console = console
-        self._line_time = self._started
-        self._line_step = start
+    def _start(self) -> None:
+        self._line_time, self._line_step = monotonic(), self.step
 
     def _show(self) -> None:
         waited = monotonic() - self._line_time >= _SECONDS_BETWEEN_LINES
@@ -117,25 +118,22 @@ class _Lines(TrainingProgress):
 class _Bar(TrainingProgress):
     """A bar that redraws itself, the fields on a line below it so that both fit 80 columns."""
 
-    def __init__(
-        self,
-        description: str,
-        total: int | None,
-        start: int,
-        images_per_step: int | None,
-        console: Console,
-    ) -> None:
-        super().__init__(description, total, start, images_per_step)
+    def _start(self) -> None:
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TextColumn("{task.fields[pace]}", markup=False),
             auto_refresh=False,
-            console=console,
+            console=self._console,
         )
-        self._task = self._progress.add_task(description, total=total, completed=start, pace="")
-        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._render)
+        self._task = self._progress.add_task(self.description, total=self.total, pace="")
+        self._live = Live(
+            console=self._console,
+            refresh_per_second=4,
+            redirect_stdout=sys.stdout.isatty(),  # what is piped elsewhere stays piped
+            get_renderable=self._render,
+        )
         self._live.start()
 
     def _render(self) -> Group:
@@ -170,13 +168,11 @@ def training_progress(
         console: where to show it.
     """
     console = console or Console(stderr=True)
-    progress: TrainingProgress
-    if not _is_first_rank():
-        progress = TrainingProgress(description, total_steps, start, images_per_step)
-    elif _can_redraw(console):
-        progress = _Bar(description, total_steps, start, images_per_step, console)
-    else:
-        progress = _Lines(description, total_steps, start, images_per_step, console)
+    kind = TrainingProgress
+    if _is_first_rank():
+        kind = _Bar if _can_redraw(console) else _Lines
+    progress = kind(description, total_steps, start, images_per_step, console)
+    progress._start()
     try:
         yield progress
     finally:

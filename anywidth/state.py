@@ -52,8 +52,9 @@ class SlimmableState:
                 module.__dict__.update(norm_values(module, config, is_full, label))
         self.config, self.width = config, width
 
-    def forget_modules(self) -> None:
-        """To be called when modules of the network were replaced."""
+    def forget(self) -> None:
+        """Drops what was worked out from the plan; to be called when that changes."""
+        self._configs.clear()
         self._values.clear()
 
 

@@ -283,15 +283,20 @@ def _name_groups(
 ) -> tuple[dict[int, str], dict[int, int]]:
     """A name for every variable that is left, and the channels in one unit of it.
 
-    A group is called after the layer that makes it first. Its unit is what all its appearances
-    in the parameters have in common, so that its channel count is the one a reader expects.
+    A group is called after the layer that makes it first. Its unit is the number of channels
+    that one unit is in the output of a layer, so that its size is the one a reader expects.
     """
     solver = context.solver
     units: dict[int, int] = {}
+    for _, axis in context.makers:
+        for variable, m in solver.expand(axis or ()):
+            units[variable] = max(units.get(variable, 0), m)
+    made = set(units)
     for value in tensors.values():
         for axis in value.axes:
             for variable, m in solver.expand(axis or ()):
-                units[variable] = math.gcd(units.get(variable, 0), m)
+                if variable not in made:
+                    units[variable] = math.gcd(units.get(variable, 0), m)
     names: dict[int, str] = {}
     taken: set[str] = set()
 

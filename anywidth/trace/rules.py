@@ -154,6 +154,7 @@ def prelu(context: Context, a: Arguments) -> Traced:
 
 def embedding(context: Context, a: Arguments) -> Traced:
     context.solver.fix(a.weight.axes[0], "entries of an embedding")
+    context.fix_all([a.indices], "is used as an index")
     return context.output([*a.indices.axes, context.live(a.weight.axes[1])])
 
 
@@ -393,6 +394,7 @@ def slice_(context: Context, a: Arguments) -> Traced:
 
 def index(context: Context, a: Arguments) -> Traced:
     indexed = [i for i, tensor in enumerate(a.indices) if tensor is not None]
+    context.fix_all(a.indices, "is used as an index")
     for i in indexed:
         context.solver.fix(a.self.axes[i], f"indexed by {context.op} in {context.layer}")
     if indexed != list(range(indexed[0], indexed[-1] + 1)):
