@@ -1,7 +1,9 @@
 """One trained network, run at any width."""
 
+from anywidth import models
 from anywidth._version import __version__
 from anywidth.convert import at_width, plan_of, set_width, slimmable
+from anywidth.cost import latency, macs, parameter_count
 from anywidth.errors import AnywidthError
 from anywidth.extraction import extract
 from anywidth.groups import ChannelGroup, Plan
@@ -17,6 +19,10 @@ __all__ = [
     "__version__",
     "at_width",
     "extract",
+    "latency",
+    "macs",
+    "models",
+    "parameter_count",
     "plan",
     "plan_of",
     "set_width",

@@ -52,6 +52,13 @@ def extract(model: nn.Module, width: Width, fold: bool = False) -> nn.Module:
     return small
 
 
+def extract_quietly(model: nn.Module, width: Width, fold: bool = False) -> nn.Module:
+    """`extract` for measuring and checking, where statistics do not matter."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return extract(model, width, fold)
+
+
 def _active_copies(model: nn.Module) -> dict[int, Any]:
     """A memo for `copy.deepcopy` in which each tensor was already copied: its active part."""
     copies: dict[int, Any] = {}

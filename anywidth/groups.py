@@ -92,6 +92,7 @@ class Plan:
         groups: by name, in the order of the network.
         tensors: for each parameter and buffer by its `state_dict` name, its axes.
         shapes: the full shape of each of those tensors.
+        parameters: those of them that are parameters.
         attributes: module attributes that follow an axis (a number of heads, say).
         costs: multiply-adds of one example, an operation each.
         inputs: for each weight that output averaging scales, the index of its input axis.
@@ -105,6 +106,7 @@ class Plan:
     groups: dict[str, ChannelGroup]
     tensors: dict[str, tuple[Axis, ...]]
     shapes: dict[str, tuple[int, ...]]
+    parameters: tuple[str, ...] = ()
     attributes: list[AttributeSlot] = field(default_factory=list)
     costs: list[CostTerm] = field(default_factory=list)
     inputs: dict[str, int] = field(default_factory=dict)
@@ -142,9 +144,7 @@ class Plan:
             elif group.fixed is not None:
                 channels[name] = group.channels
             else:
-                channels[name] = group.round(
-                    group.channels * fractions[name], self.widths.divisor
-                )
+                channels[name] = group.round(group.channels * fractions[name], self.widths.divisor)
         return ChannelConfig(tuple((name, channels[name]) for name in self.groups))
 
     def check(self, config: ChannelConfig) -> None:
@@ -252,18 +252,22 @@ class Plan:
 
     def group_of(self, layer: str) -> ChannelGroup:
         """The group that a convolution or linear layer's output belongs to."""
+        return self._only(layer, [g for g in self.groups.values() if layer in g.makers], "makes")
+
+    def group_read_by(self, layer: str) -> ChannelGroup:
+        """The group that a convolution or linear layer's input belongs to."""
+        return self._only(layer, [g for g in self.groups.values() if layer in g.readers], "reads")
+
+    def _only(self, layer: str, found: list[ChannelGroup], verb: str) -> ChannelGroup:
         if layer not in self.outputs:
             raise AnywidthError(
                 f"no convolution or linear layer {layer!r} in this plan; "
                 f"the first are {list(self.outputs)[:5]}"
             )
-        axis = self.outputs[layer]
-        names = sorted({segment.group for segment in axis or ()})
-        if len(names) != 1:
-            raise AnywidthError(
-                f"the output of {layer!r} is made of {len(names)} groups {names}: name one"
-            )
-        return self.groups[names[0]]
+        if len(found) != 1:
+            names = [group.name for group in found]
+            raise AnywidthError(f"{layer!r} {verb} {len(names)} groups {names}: name one of them")
+        return found[0]
 
     def pin(self, name: str, reason: str = "pinned by the user") -> None:
         """Keeps a group at its full size."""

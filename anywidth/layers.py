@@ -97,12 +97,16 @@ def _active_part(name: str, axes: tuple[int, ...]) -> Callable[[nn.Module], Tens
     scale = scale_name(name)
 
     def active_part(self: nn.Module) -> Tensor | None:
-        tensor = held_tensor(self, name)
+        tensor = self._parameters[name] if name in self._parameters else self._buffers[name]
         if tensor is None:
             return None
         state = self.__dict__
         for axis, attribute in cuts:
-            tensor = take(tensor, axis, state[attribute])
+            cut = state[attribute]
+            if type(cut) is not int:
+                tensor = take(tensor, axis, cut)
+            elif cut != tensor.size(axis):
+                tensor = tensor.narrow(axis, 0, cut)
         factor = state.get(scale, 1.0)
         return tensor if factor == 1.0 else tensor * factor
 
@@ -228,9 +232,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
-def attribute_slots(
-    model: nn.Module, tensors: dict[str, tuple[Axis, ...]]
-) -> list[AttributeSlot]:
+def attribute_slots(model: nn.Module, tensors: dict[str, tuple[Axis, ...]]) -> list[AttributeSlot]:
     """The attributes of torch's own layers that a narrowed module must show."""
     slots: list[AttributeSlot] = []
     for path, module in model.named_modules():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from anywidth.errors import AnywidthError
-from anywidth.extraction import extract
+from anywidth.extraction import extract_quietly
 from anywidth.groups import AttributeSlot, Plan, Segment
 from anywidth.layers import uncalibrated_allowed
 from anywidth.state import state_of
@@ -59,7 +58,7 @@ class Trial:
             message = f"the output has shape {_shapes(sliced)} instead of {self.expected}"
             return Failure(config, message)
         if compare:
-            twin = _run(_extract_quietly(self.model, config), self.inputs)
+            twin = _run(extract_quietly(self.model, config), self.inputs)
             error = max(map(_difference, tree_leaves(sliced), tree_leaves(twin)), default=0.0)
             if not error <= TOLERANCE:
                 return Failure(config, f"sliced and extracted outputs differ by {error:.2g}")
@@ -263,12 +262,6 @@ def _sample(plan: Plan) -> list[ChannelConfig]:
     return list(dict.fromkeys(uniform + nonuniform))
 
 
-def _extract_quietly(model: nn.Module, config: ChannelConfig) -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return extract(model, config)
-
-
 def only(plan: Plan, config: ChannelConfig, names: Sequence[str]) -> ChannelConfig:
     """The configuration with just these groups, and those tied to them, narrowed."""
     full, kept = plan.full, set(names)
@@ -297,4 +290,8 @@ def _difference(first: Any, second: Any) -> float:
         return 0.0 if torch.equal(first, second) else float("inf")
     scale = max(1.0, float(first.nan_to_num().abs().max())) if first.numel() else 1.0
     both = (first.isnan() & second.isnan()) | (first == second)
-    return float(torch.where(both, 0.0, (first - second).abs()).max()) / scale if first.numel() else 0.0
+    return (
+        float(torch.where(both, 0.0, (first - second).abs()).max()) / scale
+        if first.numel()
+        else 0.0
+    )

@@ -7,7 +7,7 @@ import math
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -192,7 +192,10 @@ def _tie_attention(context: Context, tensors: dict[str, Traced]) -> None:
     """`nn.MultiheadAttention` has one width inside and out: its heads times their size."""
     for path, module in context.model.named_modules():
         prefix = f"{path}." if path else ""
-        if not isinstance(module, nn.MultiheadAttention) or f"{prefix}out_proj.weight" not in tensors:
+        if (
+            not isinstance(module, nn.MultiheadAttention)
+            or f"{prefix}out_proj.weight" not in tensors
+        ):
             continue
         context.op, context.layer = "MultiheadAttention", path
         heads = context.solver.new(module.num_heads)
@@ -220,56 +223,70 @@ def _tie_attention(context: Context, tensors: dict[str, Traced]) -> None:
 def _build(context: Context, tensors: dict[str, Traced], batch: int) -> Plan:
     solver = context.solver
     names, units = _name_groups(context, tensors)
-
-    def axis_of(axis: TracedAxis) -> Axis:
-        if axis is None:
-            return None
-        pieces = solver.expand(axis)
-        return tuple(Segment(names[variable], m) for variable, m in pieces)
-
-    makers: dict[int, list[str]] = {}
-    readers: dict[int, list[str]] = {}
-    for listed, into in ((context.makers, makers), (context.readers, readers)):
-        for layer, axis in listed:
-            for variable, _ in solver.expand(axis or ()):
-                if layer not in into.setdefault(variable, []):
-                    into[variable].append(layer)
+    makers = _layers_by_variable(context, context.makers)
+    readers = _layers_by_variable(context, context.readers)
     groups = {}
     for variable, name in names.items():
         count, unit = solver.units(variable), units[variable]
         fixed = solver.fixed(variable)
         if fixed is None and count == 1:
             fixed = f"is one unit of {unit} channels"
-        groups[name] = ChannelGroup(
-            name,
-            channels=count * unit,
-            unit=unit,
-            fixed=fixed,
-            makers=tuple(makers.get(variable, ())),
-            readers=tuple(readers.get(variable, ())),
-        )
+        if fixed is None or variable in makers:
+            groups[name] = ChannelGroup(
+                name,
+                channels=count * unit,
+                unit=unit,
+                fixed=fixed,
+                makers=tuple(makers.get(variable, ())),
+                readers=tuple(readers.get(variable, ())),
+            )
 
-    def segments(axis: Pieces) -> tuple[Segment, ...]:
-        return axis_of(axis) or ()
+    def axis_of(axis: TracedAxis) -> Axis:
+        """None where nothing of the axis can ever narrow."""
+        pieces = solver.expand(axis or ())
+        elastic = any(solver.fixed(variable) is None for variable, _ in pieces)
+        return tuple(Segment(group_for(v), m) for v, m in pieces) if elastic else None
+
+    def group_for(variable: int) -> str:
+        name = names[variable]
+        if name not in groups:
+            size = solver.units(variable) * units[variable]
+            groups[name] = ChannelGroup(name, size, units[variable], fixed=solver.fixed(variable))
+        return name
+
+    def cost_of(layer: str, factor: int, axes: Sequence[Pieces]) -> CostTerm:
+        kept = [(axis, axis_of(axis)) for axis in axes]
+        whole = math.prod(solver.size(solver.expand(a)) for a, segments in kept if segments is None)
+        return CostTerm(layer, factor * whole // batch, tuple(s for _, s in kept if s is not None))
 
     axes = {name: tuple(axis_of(a) for a in value.axes) for name, value in tensors.items()}
+    bound = [
+        AttributeSlot(path, name, segments)
+        for path, name, axis in dict.fromkeys(context.attributes)
+        if (segments := axis_of(axis)) is not None
+    ]
     return Plan(
         groups=groups,
         tensors=axes,
         shapes={name: value.shape for name, value in tensors.items()},
-        attributes=[
-            AttributeSlot(path, name, segments(axis))
-            for path, name, axis in dict.fromkeys(context.attributes)
-        ]
-        + attribute_slots(context.model, axes),
-        costs=[
-            CostTerm(layer, factor // batch, tuple(segments(axis) for axis in elastic))
-            for layer, factor, elastic in context.costs
-        ],
+        parameters=tuple(name for name, _ in context.model.named_parameters() if name in tensors),
+        attributes=bound + attribute_slots(context.model, axes),
+        costs=[cost_of(*term) for term in context.costs],
         inputs=dict(context.inputs),
         outputs={layer: axis_of(axis) for layer, axis in context.makers},
         folds=_once(context.folds),
     )
+
+
+def _layers_by_variable(
+    context: Context, listed: Sequence[tuple[str, TracedAxis]]
+) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for layer, axis in listed:
+        for variable, _ in context.solver.expand(axis or ()):
+            if layer not in found.setdefault(variable, []):
+                found[variable].append(layer)
+    return found
 
 
 def _once(folds: list[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -417,8 +417,12 @@ def pad(context: Context, a: Arguments) -> Traced:
 def pixel_shuffle(context: Context, a: Arguments) -> Traced:
     *lead, channels, height, width = a.self.shape
     r = a.upscale_factor
-    split = Context(**{**vars(context), "meta": context.meta.new_empty(
-        (*lead, channels // (r * r), r * r, height, width))})
+    split = Context(
+        **{
+            **vars(context),
+            "meta": context.meta.new_empty((*lead, channels // (r * r), r * r, height, width)),
+        }
+    )
     inner = reshape(split, a.self, (*lead, channels // (r * r), r * r, height, width))
     return context.output([*inner.axes[:-3], None, None])
 
@@ -493,10 +497,13 @@ RULES: dict[str, Rule] = {
         "full_like empty_like randn_like bernoulli copy positive "
         "normalize nan_to_num remainder fmod expm1 log1p",
     ),
-    **_rows(constant, "new_zeros new_ones new_empty new_full zeros ones empty full arange rand randn"),
+    **_rows(
+        constant, "new_zeros new_ones new_empty new_full zeros ones empty full arange rand randn"
+    ),
     **_rows(along_dims, "roll flip"),
     **_rows(
-        reduction, "mean sum amax amin max min prod var std linalg_vector_norm norm logsumexp all any"
+        reduction,
+        "mean sum amax amin max min prod var std linalg_vector_norm norm logsumexp all any",
     ),
     **_rows(
         spatial,

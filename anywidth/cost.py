@@ -1,0 +1,131 @@
+"""What a width costs: multiply-adds, parameters, measured latency."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from anywidth.convert import at_width
+from anywidth.errors import AnywidthError
+from anywidth.extraction import extract_quietly
+from anywidth.groups import Plan
+from anywidth.layers import uncalibrated_allowed
+from anywidth.state import state_of
+from anywidth.verification import example_inputs
+from anywidth.width import ChannelConfig, Width
+
+
+def macs(model: nn.Module | Plan, width: Width) -> int:
+    """Multiply-adds of one example at `width`, for the input shape the plan was made with.
+
+    Convolutions, linear layers, matrix products and attention are counted, as the paper does;
+    norms and activations are not. Nothing is run.
+    """
+    plan, config = _plan_and_config(model, width)
+    return plan_macs(plan, config)
+
+
+def plan_macs(plan: Plan, config: ChannelConfig) -> int:
+    """Multiply-adds of a plan's network at a configuration that is known to fit."""
+    sizes = {name: active // plan.groups[name].unit for name, active in config.items()}
+    total = 0
+    for term in plan.costs:
+        product = term.factor
+        for axis in term.axes:
+            product *= sum(sizes[group] * per_unit for group, per_unit in axis)
+        total += product
+    return total
+
+
+def parameter_count(model: nn.Module | Plan, width: Width) -> int:
+    """Parameters of the network that `width` leaves, buffers not counted."""
+    plan, config = _plan_and_config(model, width)
+    total = 0
+    for name in plan.parameters:
+        axes, shape = plan.tensors[name], plan.shapes[name]
+        total += math.prod(
+            size if axis is None else plan.axis_size(axis, config)
+            for axis, size in zip(axes, shape, strict=True)
+        )
+    return total
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds of one forward pass."""
+
+    median: float
+    fastest: float
+    repeats: int
+
+
+def latency(
+    model: nn.Module,
+    width: Width,
+    *,
+    batch_size: int = 1,
+    extracted: bool = False,
+    fold: bool = False,
+    repeats: int = 20,
+    warmup: int = 5,
+    input_shape: tuple[int, ...] | None = None,
+) -> Latency:
+    """Times forward passes at `width` on the device the network is on.
+
+    Args:
+        model: a converted network.
+        width: a fraction of the full width, or a `ChannelConfig`.
+        batch_size: examples in one pass.
+        extracted: time the extracted network instead of the sliced one.
+        fold: with `extracted`, merge batch norms first.
+        repeats: passes that are timed; the median is what counts.
+        warmup: passes before them.
+        input_shape: of one example; the one the plan was made with if not given.
+    """
+    if repeats < 1 or batch_size < 1:
+        raise AnywidthError(f"latency(repeats={repeats}, batch_size={batch_size}): both at least 1")
+    state = state_of(model)
+    inputs = [
+        x.new_empty((batch_size, *(input_shape or x.shape[1:]))).copy_(
+            torch.randn(batch_size, *(input_shape or x.shape[1:]))
+        )
+        if x.is_floating_point()
+        else x[:1].expand(batch_size, *x.shape[1:])
+        for x in example_inputs(model, state.plan)
+    ]
+    config = state.resolve(width)
+    timed = extract_quietly(model, config, fold=fold) if extracted or fold else model
+    modes = {module: module.training for module in timed.modules()}
+    timed.eval()
+    try:
+        with at_width(model, config), uncalibrated_allowed(model), torch.no_grad():
+            for _ in range(warmup):
+                timed(*inputs)
+            times = [_time(timed, inputs) for _ in range(repeats)]
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    return Latency(statistics.median(times), min(times), repeats)
+
+
+def _time(model: nn.Module, inputs: list[torch.Tensor]) -> float:
+    on_gpu = inputs[0].is_cuda
+    if on_gpu:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    model(*inputs)
+    if on_gpu:
+        torch.cuda.synchronize()
+    return 1000 * (time.perf_counter() - start)
+
+
+def _plan_and_config(model: nn.Module | Plan, width: Width) -> tuple[Plan, ChannelConfig]:
+    if isinstance(model, Plan):
+        return model, model.resolve(width)
+    state = state_of(model)
+    return state.plan, state.resolve(width)

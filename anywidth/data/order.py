@@ -1,0 +1,136 @@
+"""Which samples each step of an epoch sees, and which part of them falls to each rank."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from anywidth.data.seeds import derive_seed
+from anywidth.errors import AnywidthError
+
+
+@dataclass(frozen=True)
+class BatchOrder:
+    """Cut the samples of an epoch into global batches, and each batch into one part a rank.
+
+    ``batch_size`` counts all ranks together. With ``drop_last`` every rank's part of every batch
+    has the same size. Without it the last batch may be shorter: its parts then differ by at most
+    one sample, and a rank's part is empty when fewer samples are left than there are ranks.
+    """
+
+    samples: int
+    batch_size: int
+    seed: int = 0
+    shuffle: bool = False
+    drop_last: bool = False
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise AnywidthError(
+                f"a loader needs at least one sample and got {self.samples}: pass more images"
+            )
+        if not 0 <= self.rank < self.world_size:
+            raise AnywidthError(
+                f"rank {self.rank} of world_size {self.world_size}: "
+                "expected 0 <= rank < world_size; pass the values of torch.distributed"
+            )
+        if self.batch_size < self.world_size:
+            raise AnywidthError(
+                f"batch_size {self.batch_size} counts all {self.world_size} ranks together and "
+                f"leaves some without a sample: pass batch_size={self.world_size} or more"
+            )
+        if self.drop_last and self.batch_size % self.world_size:
+            fitting = self.batch_size - self.batch_size % self.world_size
+            raise AnywidthError(
+                f"batch_size {self.batch_size} does not split evenly over {self.world_size} ranks, "
+                f"which training needs: pass batch_size={fitting} or another multiple"
+            )
+        if self.drop_last and self.samples < self.batch_size:
+            raise AnywidthError(
+                f"batch_size {self.batch_size} is larger than the {self.samples} samples, so that "
+                f"drop_last leaves no step: pass batch_size={self.samples} or less"
+            )
+
+    def __len__(self) -> int:
+        """Return the steps of an epoch."""
+        if self.drop_last:
+            return self.samples // self.batch_size
+        return -(-self.samples // self.batch_size)
+
+    def permutation(self, epoch: int) -> Tensor:
+        """Return the order of all samples in one epoch, drawn on the CPU from (seed, epoch)."""
+        if not self.shuffle:
+            return torch.arange(self.samples)
+        generator = torch.Generator().manual_seed(derive_seed("order", self.seed, epoch))
+        return torch.randperm(self.samples, generator=generator)
+
+    def batch(self, step: int) -> slice:
+        """Return where the global batch of ``step`` lies in the epoch's permutation."""
+        start = step * self.batch_size
+        return slice(start, min(start + self.batch_size, self.samples))
+
+    def part(self, step: int) -> slice:
+        """Return where this rank's part lies within the global batch of ``step``."""
+        batch = self.batch(step)
+        size = batch.stop - batch.start
+        return slice(size * self.rank // self.world_size, size * (self.rank + 1) // self.world_size)
+
+    def check_start(self, epoch: int, start: int) -> None:
+        """Refuse a step to begin with that the epoch does not have."""
+        if epoch < 0 or not 0 <= start <= len(self):
+            raise AnywidthError(
+                f"epoch={epoch}, start={start}: expected epoch >= 0 and start from 0 to "
+                f"{len(self)}, the steps of an epoch"
+            )
+
+
+def choose_subset(samples: int, count: int, seed: int) -> Tensor:
+    """Return ``count`` of ``samples`` positions at random, in random order."""
+    if not 1 <= count <= samples:
+        raise AnywidthError(
+            f"a subset of {count} was asked for: expected 1 to {samples}, the samples there are"
+        )
+    generator = torch.Generator().manual_seed(derive_seed("subset", seed))
+    return torch.randperm(samples, generator=generator)[:count]
+
+
+def choose_balanced(labels: Tensor, count: int) -> Tensor:
+    """Return the first ``count`` positions that keep the classes balanced, in ascending order.
+
+    Classes take turns; one that has run out is passed over.
+    """
+    samples = len(labels)
+    if not 1 <= count <= samples:
+        raise AnywidthError(
+            f"{count} samples were asked for: expected 1 to {samples}, the samples there are"
+        )
+    # Within a turn, classes come in the order of their labels.
+    ranking = torch.argsort(_turns(labels) * (labels.max() + 1) + labels, stable=True)
+    return ranking[:count].sort().values
+
+
+def hold_out(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the positions that stay and those held out: a random ``share`` of every class."""
+    shuffled = choose_subset(len(labels), len(labels), seed)
+    in_order = labels[shuffled]
+    quota = (torch.bincount(labels) * share).round()
+    held = torch.empty(len(labels), dtype=torch.bool)
+    held[shuffled] = _turns(in_order) < quota[in_order]
+    if not held.any():
+        raise AnywidthError(
+            f"holding out {share} of each class leaves nothing to validate on: the largest class "
+            f"has {int(torch.bincount(labels).max())} samples; pass validation='test'"
+        )
+    return torch.nonzero(~held).flatten(), torch.nonzero(held).flatten()
+
+
+def _turns(labels: Tensor) -> Tensor:
+    """Return how many samples of the same class come before each sample."""
+    by_class = torch.argsort(labels, stable=True)
+    sizes = torch.bincount(labels)
+    first_of_class = torch.cumsum(sizes, 0) - sizes
+    turns = torch.empty_like(labels)
+    turns[by_class] = torch.arange(len(labels)) - first_of_class[labels[by_class]]
+    return turns

@@ -1,0 +1,117 @@
+"""GPU kernels whose channel count is a run-time argument: a new width compiles nothing.
+
+They read the parameters of the full-width network in place, on channels-last tensors of bfloat16,
+float16 or float32, and sum in float32. Triton is imported by the first call; where it is missing,
+:func:`available` and the ``supports_...`` functions answer False, and PyTorch does the work.
+
+Gradients have the shape of the parameter that was passed: hand in ``weight`` whole and the
+gradient is zero beyond the active channels, hand in ``weight[:channels]`` and it is that long.
+"""
+
+import torch
+from torch import Tensor
+
+from anywidth.kernels.eligibility import (
+    ACTIVATIONS,
+    obstacle_to_batch_norm_act,
+    obstacle_to_depthwise_conv2d,
+    triton_installed,
+)
+
+__all__ = [
+    "ACTIVATIONS",
+    "available",
+    "batch_norm_act",
+    "batch_norm_act_with_statistics",
+    "depthwise_conv2d",
+    "supports_batch_norm_act",
+    "supports_depthwise_conv2d",
+]
+
+
+def available() -> bool:
+    """Whether there is a CUDA device and Triton to run the kernels with."""
+    return torch.cuda.is_available() and triton_installed()
+
+
+def supports_depthwise_conv2d(x: Tensor, weight: Tensor, stride: int, padding: int) -> bool:
+    """Whether :func:`depthwise_conv2d` takes these arguments; under autocast, with ``x`` cast."""
+    return obstacle_to_depthwise_conv2d(x, weight, stride, padding) is None
+
+
+def depthwise_conv2d(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    """Convolve each channel of ``x`` with its own filter.
+
+    Args:
+        x: channels-last input of C channels. Under autocast it is cast, as for any convolution.
+        weight: filters of at least C channels, ``(channels, 1, k, k)`` with k 3 or 5. The first C
+            are used, where they lie and in the dtype they have.
+        stride: 1 or 2.
+        padding: zeros added on every side, less than k.
+    """
+    from anywidth.kernels import depthwise
+
+    return depthwise.depthwise_conv2d(x, weight, stride, padding)
+
+
+def supports_batch_norm_act(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    activation: str,
+) -> bool:
+    """Whether :func:`batch_norm_act` takes these arguments."""
+    obstacle = obstacle_to_batch_norm_act(x, weight, bias, running_mean, running_var, activation)
+    return obstacle is None
+
+
+def batch_norm_act(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    activation: str,
+) -> Tensor:
+    """Normalise ``x`` by the statistics of this batch, then activate it.
+
+    Args:
+        x: channels-last input of C channels, more than one value a channel.
+        weight: scale of at least C channels; the first C are used.
+        bias: shift, as long as ``weight``.
+        running_mean: updated in place over its first C channels as PyTorch does, or None at a
+            width that is not tracked.
+        running_var: likewise, with the unbiased variance.
+        momentum: weight of this batch in the running statistics.
+        eps: added to the variance.
+        activation: one of :data:`ACTIVATIONS`.
+    """
+    output, _, _ = batch_norm_act_with_statistics(
+        x, weight, bias, running_mean, running_var, momentum, eps, activation
+    )
+    return output
+
+
+def batch_norm_act_with_statistics(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    activation: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`batch_norm_act`, with the batch's mean and (biased) variance for calibration.
+
+    Both are float32 and carry no gradient.
+    """
+    from anywidth.kernels import batch_norm
+
+    return batch_norm.batch_norm_act_with_statistics(
+        x, weight, bias, running_mean, running_var, momentum, eps, activation
+    )

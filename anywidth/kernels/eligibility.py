@@ -1,0 +1,111 @@
+"""Which calls the kernels can take. Each check returns what is wrong, or None; no Triton needed."""
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+ACTIVATIONS = ("none", "relu", "relu6", "silu", "hardswish")
+KERNEL_SIZES = (3, 5)
+STRIDES = (1, 2)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# Offsets inside the kernels are 32-bit integers.
+_MOST_ELEMENTS = 2**31 - 1
+
+
+@cache
+def triton_installed() -> bool:
+    """Whether Triton can be imported."""
+    return find_spec("triton") is not None
+
+
+def obstacle_to_depthwise_conv2d(
+    x: Tensor, weight: Tensor, stride: int, padding: int
+) -> str | None:
+    """Why a depthwise convolution cannot run here, or None."""
+    obstacle = _obstacle_to_input(x)
+    if obstacle is not None:
+        return obstacle
+    kernel = weight.shape[-1]
+    if weight.dim() != 4 or weight.shape[1:] != (1, kernel, kernel):
+        return f"weight has shape {tuple(weight.shape)}, expected (channels, 1, k, k)"
+    if kernel not in KERNEL_SIZES:
+        return f"the kernel size is {kernel}, expected one of {KERNEL_SIZES}"
+    if stride not in STRIDES:
+        return f"the stride is {stride}, expected one of {STRIDES}"
+    if not 0 <= padding < kernel:
+        return f"the padding is {padding}, expected 0 to {kernel - 1}"
+    if min(x.shape[2:]) + 2 * padding < kernel:
+        return f"x has shape {tuple(x.shape)}, smaller than the {kernel}x{kernel} kernel"
+    return _obstacle_to_parameter("weight", weight, x)
+
+
+def obstacle_to_batch_norm_act(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    activation: str,
+) -> str | None:
+    """Why a batch norm in training with its activation cannot run here, or None."""
+    obstacle = _obstacle_to_input(x)
+    if obstacle is not None:
+        return obstacle
+    if activation not in ACTIVATIONS:
+        return f"the activation is {activation!r}, expected one of {ACTIVATIONS}"
+    if x.numel() == x.shape[1]:
+        return f"x has shape {tuple(x.shape)}: one value a channel has no variance"
+    if (running_mean is None) != (running_var is None):
+        return "only one of running_mean and running_var is given, expected both or neither"
+    if weight is None or bias is None:
+        return "weight or bias is None, expected both"
+    if weight.shape != bias.shape:
+        return f"weight has shape {tuple(weight.shape)} and bias {tuple(bias.shape)}"
+    vectors = {
+        "weight": weight,
+        "bias": bias,
+        "running_mean": running_mean,
+        "running_var": running_var,
+    }
+    for name, vector in vectors.items():
+        if vector is None:
+            continue
+        if vector.dim() != 1 or vector.stride(0) != 1:
+            return f"{name} has shape {tuple(vector.shape)}, expected one contiguous axis"
+        obstacle = _obstacle_to_parameter(name, vector, x)
+        if obstacle is not None:
+            return obstacle
+    return None
+
+
+def _obstacle_to_input(x: Tensor) -> str | None:
+    if not triton_installed():
+        return "Triton is not installed"
+    if not x.is_cuda and not _interpreted():
+        return f"x is on {x.device}, expected a CUDA device"
+    if x.dtype not in DTYPES:
+        return f"x has dtype {x.dtype}, expected one of {DTYPES}"
+    if x.dim() != 4 or not 0 < x.numel() <= _MOST_ELEMENTS:
+        return f"x has shape {tuple(x.shape)}, expected (N, C, H, W) with 1 to 2**31 - 1 elements"
+    if not x.is_contiguous(memory_format=torch.channels_last):
+        return f"x has strides {x.stride()}, expected torch.channels_last memory"
+    return None
+
+
+def _obstacle_to_parameter(name: str, parameter: Tensor, x: Tensor) -> str | None:
+    if parameter.dtype not in DTYPES or parameter.device != x.device:
+        return (
+            f"{name} is {parameter.dtype} on {parameter.device}, "
+            f"expected one of {DTYPES} on {x.device}"
+        )
+    if parameter.shape[0] < x.shape[1]:
+        return f"{name} has {parameter.shape[0]} channels, expected at least x's {x.shape[1]}"
+    return None
+
+
+def _interpreted() -> bool:
+    from anywidth.kernels.compilation import interpreted
+
+    return interpreted()

@@ -1,0 +1,7 @@
+"""The zoo: plain networks with no word about widths."""
+
+from anywidth.models.mobilenet_v1 import mobilenet_v1
+from anywidth.models.mobilenet_v2 import mobilenet_v2
+from anywidth.models.wdsr import wdsr
+
+__all__ = ["mobilenet_v1", "mobilenet_v2", "wdsr"]

@@ -1,0 +1,51 @@
+"""MobileNet v1: depthwise separable convolutions, no residuals."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from anywidth.models.building import check_total_stride, conv_norm, initialize
+
+# (output channels, blocks) of the five stages after the stem.
+STAGES = ((64, 1), (128, 2), (256, 2), (512, 6), (1024, 2))
+
+
+class MobileNetV1(nn.Module):
+    def __init__(self, num_classes: int, in_channels: int, total_stride: int) -> None:
+        super().__init__()
+        check_total_stride(total_stride, (8, 16, 32))
+        stem_stride = 1 if total_stride == 8 else 2
+        strides = (1, 2 if total_stride == 32 else 1, 2, 2, 2)
+        layers: list[nn.Module] = [conv_norm(in_channels, 32, 3, stem_stride)]
+        channels = 32
+        for (out, blocks), stride in zip(STAGES, strides, strict=True):
+            for block in range(blocks):
+                step = stride if block == 0 else 1
+                layers.append(
+                    nn.Sequential(
+                        conv_norm(channels, channels, 3, step, groups=channels),
+                        conv_norm(channels, out, 1),
+                    )
+                )
+                channels = out
+        self.features = nn.Sequential(*layers)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = nn.Linear(channels, num_classes)
+        initialize(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.pool(self.features(x)).flatten(1))
+
+
+def mobilenet_v1(
+    num_classes: int = 1000, in_channels: int = 3, total_stride: int = 32
+) -> MobileNetV1:
+    """MobileNet v1 as published: 569 M multiply-adds at 224 px.
+
+    Args:
+        num_classes: outputs of the classifier.
+        in_channels: 3 for colour, 1 for grey images.
+        total_stride: how far the features are scaled down: 32 for images of about 224 px; 16 or 8
+            (the first strides dropped) for small ones, 8 for CIFAR's 32 px.
+    """
+    return MobileNetV1(num_classes, in_channels, total_stride)

@@ -1,0 +1,90 @@
+"""MobileNet v2: inverted residuals with linear bottlenecks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from anywidth.models.building import check_total_stride, conv_norm, initialize
+
+if TYPE_CHECKING:
+    from anywidth.groups import Plan
+
+# (expansion, output channels, blocks, stride) of each stage after the stem.
+STAGES = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+
+
+class InvertedResidual(nn.Module):
+    def __init__(self, channels: int, out_channels: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        hidden = channels * expansion
+        layers: list[nn.Module] = []
+        if expansion != 1:
+            layers.append(conv_norm(channels, hidden, 1, activation=nn.ReLU6))
+        layers.append(conv_norm(hidden, hidden, 3, stride, groups=hidden, activation=nn.ReLU6))
+        layers.append(conv_norm(hidden, out_channels, 1, activation=None))
+        self.layers = nn.Sequential(*layers)
+        self.expansion = expansion
+        self.has_residual = stride == 1 and channels == out_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layers(x)
+        return x + y if self.has_residual else y
+
+
+class MobileNetV2(nn.Module):
+    def __init__(self, num_classes: int, in_channels: int, total_stride: int) -> None:
+        super().__init__()
+        check_total_stride(total_stride, (8, 16, 32))
+        layers: list[nn.Module] = [
+            conv_norm(in_channels, 32, 3, 1 if total_stride == 8 else 2, activation=nn.ReLU6)
+        ]
+        channels = 32
+        for index, (expansion, out, blocks, stride) in enumerate(STAGES):
+            if index == 1 and total_stride < 32:
+                stride = 1
+            for block in range(blocks):
+                step = stride if block == 0 else 1
+                layers.append(InvertedResidual(channels, out, step, expansion))
+                channels = out
+        layers.append(conv_norm(channels, 1280, 1, activation=nn.ReLU6))
+        self.features = nn.Sequential(*layers)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = nn.Linear(1280, num_classes)
+        initialize(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.pool(self.features(x)).flatten(1))
+
+    def width_hints(self, plan: Plan) -> None:
+        """The paper's scaling: rounded block widths are expanded, the last layer stays whole."""
+        for index, block in enumerate(self.features):
+            if isinstance(block, InvertedResidual) and block.expansion != 1:
+                name = f"features.{index}.layers.0.0"
+                expanded, narrow = plan.group_of(name), plan.group_read_by(name)
+                plan.tie(expanded.name, narrow.name, block.expansion)
+        last = plan.group_of(f"features.{len(self.features) - 1}.0")
+        plan.pin(last.name, "the last layer keeps its 1280 channels at widths up to 1.0")
+
+
+def mobilenet_v2(
+    num_classes: int = 1000, in_channels: int = 3, total_stride: int = 32
+) -> MobileNetV2:
+    """MobileNet v2 as published: 301 M multiply-adds at 224 px.
+
+    Args:
+        num_classes: outputs of the classifier.
+        in_channels: 3 for colour, 1 for grey images.
+        total_stride: how far the features are scaled down: 32 for images of about 224 px; 16 or 8
+            (the first strides dropped) for small ones, 8 for CIFAR's 32 px.
+    """
+    return MobileNetV2(num_classes, in_channels, total_stride)
