@@ -4,9 +4,13 @@ from anywidth import models
 from anywidth._version import __version__
 from anywidth.convert import at_width, plan_of, set_width, slimmable
 from anywidth.cost import latency, macs, parameter_count
+from anywidth.distillation import soft_cross_entropy
 from anywidth.errors import AnywidthError
 from anywidth.extraction import extract
 from anywidth.groups import ChannelGroup, Plan
+from anywidth.sampling import Sampling, sample_widths
+from anywidth.statistics import calibrate, calibrated_widths
+from anywidth.step import SandwichStep
 from anywidth.trace import plan
 from anywidth.width import ChannelConfig, WidthRange
 
@@ -15,9 +19,13 @@ __all__ = [
     "ChannelConfig",
     "ChannelGroup",
     "Plan",
+    "Sampling",
+    "SandwichStep",
     "WidthRange",
     "__version__",
     "at_width",
+    "calibrate",
+    "calibrated_widths",
     "extract",
     "latency",
     "macs",
@@ -25,6 +33,8 @@ __all__ = [
     "parameter_count",
     "plan",
     "plan_of",
+    "sample_widths",
     "set_width",
     "slimmable",
+    "soft_cross_entropy",
 ]

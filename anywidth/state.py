@@ -12,6 +12,9 @@ from anywidth.layers import Cut, cut_name, is_switched_norm, norm_values, scale_
 from anywidth.width import ChannelConfig, Width
 
 STATE = "_anywidth"
+# Nonuniform training meets a new configuration at every step: what was worked out for old ones
+# is dropped from time to time.
+MOST_CONFIGS = 1024
 
 
 class SlimmableState:
@@ -43,6 +46,8 @@ class SlimmableState:
     def set(self, model: nn.Module, width: Width) -> None:
         config = self.resolve(width)
         if config not in self._values:
+            if len(self._values) >= MOST_CONFIGS:
+                self._values.clear()
             self._values[config] = module_values(model, self.plan, config, self.average_outputs)
         label = None if isinstance(width, ChannelConfig) else float(width)
         is_full = config == self.plan.full

@@ -14,8 +14,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import pil_loader
 from torchvision.transforms.functional import pil_to_tensor
 
-from anywidth.data.seeds import derive_seed
 from anywidth.errors import AnywidthError
+from anywidth.seeds import derive_seed
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from torch import Tensor
 from anywidth.data.arrays import ImageArrays
 from anywidth.data.augment import Augmentation, apply_parameters, draw_parameters, normalize
 from anywidth.data.order import BatchOrder, choose_subset
-from anywidth.data.seeds import derive_seed
 from anywidth.errors import AnywidthError
+from anywidth.seeds import derive_seed
 
 
 class DeviceLoader:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anywidth.data.seeds import derive_seed
 from anywidth.errors import AnywidthError
+from anywidth.seeds import derive_seed
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from anywidth.data.order import BatchOrder
-from anywidth.data.seeds import derive_seed
 from anywidth.data.super_resolution import PicturePairs, Pictures
 from anywidth.errors import AnywidthError
+from anywidth.seeds import derive_seed
 
 
 class PatchLoader:

@@ -4,7 +4,7 @@ The tensor is a matrix of pixels times channels. So that few channels still fill
 neighbouring pixels form one row; an element's channel is its column modulo the channel count.
 """
 
-# mypy: allow-untyped-defs, no-check-untyped-defs
+# mypy: allow-untyped-defs, disable-error-code="assignment"
 
 from dataclasses import dataclass
 

@@ -7,7 +7,7 @@ Tensors in a program have the axes (positions, vectors, channels of a vector). R
 are computed one by one are tuples of such tensors, so that a neighbour is an index away.
 """
 
-# mypy: allow-untyped-defs, no-check-untyped-defs
+# mypy: allow-untyped-defs, disable-error-code="assignment"
 # ruff: noqa: RUF005 (Triton knows no unpacking)
 
 from dataclasses import dataclass

@@ -10,8 +10,8 @@ ACTIVATIONS = ("none", "relu", "relu6", "silu", "hardswish")
 KERNEL_SIZES = (3, 5)
 STRIDES = (1, 2)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-# Offsets inside the kernels are 32-bit integers.
-_MOST_ELEMENTS = 2**31 - 1
+# Offsets inside the kernels are 32-bit integers, and a last block may reach past the end.
+MOST_ELEMENTS = 2**31 - 2**26
 
 
 @cache
@@ -36,8 +36,13 @@ def obstacle_to_depthwise_conv2d(
         return f"the stride is {stride}, expected one of {STRIDES}"
     if not 0 <= padding < kernel:
         return f"the padding is {padding}, expected 0 to {kernel - 1}"
-    if min(x.shape[2:]) + 2 * padding < kernel:
+    height, width = (
+        (size + 2 * padding - kernel) // stride + 1 for size in (x.shape[2], x.shape[3])
+    )
+    if height < 1 or width < 1:
         return f"x has shape {tuple(x.shape)}, smaller than the {kernel}x{kernel} kernel"
+    if x.shape[0] * x.shape[1] * height * width > MOST_ELEMENTS:
+        return f"the output of {height}x{width} pixels has more than {MOST_ELEMENTS} elements"
     return _obstacle_to_parameter("weight", weight, x)
 
 
@@ -87,8 +92,11 @@ def _obstacle_to_input(x: Tensor) -> str | None:
         return f"x is on {x.device}, expected a CUDA device"
     if x.dtype not in DTYPES:
         return f"x has dtype {x.dtype}, expected one of {DTYPES}"
-    if x.dim() != 4 or not 0 < x.numel() <= _MOST_ELEMENTS:
-        return f"x has shape {tuple(x.shape)}, expected (N, C, H, W) with 1 to 2**31 - 1 elements"
+    if x.dim() != 4 or not 0 < x.numel() <= MOST_ELEMENTS:
+        return (
+            f"x has shape {tuple(x.shape)}, expected (N, C, H, W) "
+            f"with 1 to {MOST_ELEMENTS} elements"
+        )
     if not x.is_contiguous(memory_format=torch.channels_last):
         return f"x has strides {x.stride()}, expected torch.channels_last memory"
     return None

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anywidth.data.order import BatchOrder, choose_balanced, choose_subset, hold_out
-from anywidth.data.seeds import derive_seed
 from anywidth.errors import AnywidthError
+from anywidth.seeds import derive_seed
 
 
 @given(

@@ -1,0 +1,18 @@
+"""What the narrower widths learn from: the full width's own predictions, in place."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """Cross entropy against the soft labels of the full width (the paper's inplace distillation).
+
+    `teacher_logits` must carry no gradient: a sub-network's loss never reaches the full network.
+    With a temperature other than the paper's 1, the loss is scaled by its square so that its
+    gradients keep their size.
+    """
+    soft_labels = F.softmax(teacher_logits / temperature, dim=-1)
+    loss = F.cross_entropy(logits / temperature, soft_labels)
+    return loss if temperature == 1.0 else loss * temperature**2

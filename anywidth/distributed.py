@@ -1,0 +1,99 @@
+"""Several processes: which one this is, and one gradient reduction a step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from anywidth.errors import AnywidthError
+from anywidth.layers import is_switched_norm
+
+
+def start_processes(device: torch.device) -> None:
+    """Joins the group that `torchrun` started; does nothing in a single process."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+
+
+def stop_processes() -> None:
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def barrier() -> None:
+    if world_size() > 1:
+        dist.barrier()
+
+
+def local_device(name: str) -> torch.device:
+    """The device of this process: `auto` takes a GPU if there is one, its own on each rank."""
+    if name not in ("auto", "cpu") and not name.startswith("cuda"):
+        raise AnywidthError(f"device {name!r}: expected auto, cpu, cuda or cuda:N")
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise AnywidthError(f"device {name!r} was asked for, but torch sees no CUDA GPU here")
+    device = torch.device(name if ":" in name else f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
+    if device.index is not None and device.index >= torch.cuda.device_count():
+        raise AnywidthError(
+            f"device {name!r}: this machine has {torch.cuda.device_count()} GPUs, numbered from 0"
+        )
+    torch.cuda.set_device(device)
+    return device
+
+
+def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Averages the gradients of all ranks, in one reduction a dtype."""
+    if world_size() == 1:
+        return
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+    _average(by_dtype)
+
+
+def average_statistics(model: nn.Module) -> None:
+    """Averages tracked batch-norm statistics over ranks, so that all validate the same network."""
+    if world_size() == 1:
+        return
+    tensors = [b for b in model.buffers() if b.is_floating_point()]
+    for module in model.modules():
+        if is_switched_norm(module):
+            for entry in module.__dict__["_bank"].values():
+                tensors += [entry.running_mean, entry.running_var]
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    _average(by_dtype)
+
+
+def _average(by_dtype: dict[torch.dtype, list[Tensor]]) -> None:
+    for tensors in by_dtype.values():
+        flat = _flatten_dense_tensors(tensors)
+        dist.all_reduce(flat)
+        flat /= world_size()
+        for tensor, mean in zip(tensors, _unflatten_dense_tensors(flat, tensors), strict=True):
+            tensor.copy_(mean)
+
+
+def sum_over_ranks(tensor: Tensor) -> Tensor:
+    """The sum of a small tensor over all ranks."""
+    if world_size() > 1:
+        dist.all_reduce(tensor)
+    return tensor

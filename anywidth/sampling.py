@@ -1,0 +1,98 @@
+"""Which widths a training step visits: the sandwich rule, and the rules it is compared with."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from torch import nn
+
+from anywidth.errors import AnywidthError
+from anywidth.groups import Plan
+from anywidth.seeds import derive_seed
+from anywidth.state import state_of
+from anywidth.width import ChannelConfig, Width
+
+Rule = Literal["sandwich", "random", "min+random", "max+random", "fixed"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the widths of a step are drawn.
+
+    Args:
+        rule: `"sandwich"` (the widest, the narrowest, the rest random: the paper's rule),
+            `"random"`, `"min+random"`, `"max+random"` (table 2 of the paper), or `"fixed"`:
+            always `widths` (a slimmable network's switches, or the one width of an individually
+            trained network).
+        count: widths a step (the paper's n).
+        nonuniform: every group draws its own fraction.
+        lattice: draw from so many evenly spread configurations instead of continuously, so that
+            each is met often (and captured once, on a GPU).
+        widths: for the rule `"fixed"`.
+        seed: draws depend on this and the step's number alone, so every rank draws the same.
+    """
+
+    rule: Rule = "sandwich"
+    count: int = 4
+    nonuniform: bool = False
+    lattice: int | None = None
+    widths: tuple[Width, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rule not in get_args(Rule):
+            raise AnywidthError(f"rule {self.rule!r}: expected one of {get_args(Rule)}")
+        if self.rule == "fixed" and not self.widths:
+            raise AnywidthError("the rule 'fixed' needs widths=(...)")
+        least = {"sandwich": 2, "fixed": 0}.get(self.rule, 1)
+        if self.count < least:
+            raise AnywidthError(
+                f"{self.count} widths a step: {self.rule!r} needs at least {least}"
+            )
+        if self.lattice is not None and (self.nonuniform or self.lattice < 2):
+            raise AnywidthError(
+                f"lattice={self.lattice}: expected at least 2 uniform configurations "
+                "(a nonuniform network has no lattice)"
+            )
+
+
+def sample_widths(
+    model: nn.Module | Plan, step: int, sampling: Sampling | None = None
+) -> list[ChannelConfig]:
+    """The configurations that training step number `step` visits, widest first.
+
+    Example:
+        >>> for config in anywidth.sample_widths(model, step):
+        ...     with anywidth.at_width(model, config):
+        ...         criterion(model(images), labels).backward()
+    """
+    sampling = sampling or Sampling()
+    plan = model if isinstance(model, Plan) else state_of(model).plan
+    if sampling.rule == "fixed":
+        return [plan.resolve(width) for width in _widest_first(plan, sampling.widths)]
+    ends = {
+        "sandwich": [plan.widest, plan.narrowest],
+        "max+random": [plan.widest],
+        "min+random": [plan.narrowest],
+        "random": [],
+    }[sampling.rule]
+    chance = random.Random(derive_seed("widths", sampling.seed, step))
+    drawn = [_draw(plan, sampling, chance) for _ in range(sampling.count - len(ends))]
+    return ends + drawn
+
+
+def _draw(plan: Plan, sampling: Sampling, chance: random.Random) -> ChannelConfig:
+    low, high = plan.widths.low, plan.widths.high
+    if sampling.nonuniform:
+        fractions = {group.name: chance.uniform(low, high) for group in plan.elastic()}
+        return plan.resolve(fractions)
+    if sampling.lattice is not None:
+        return chance.choice(plan.lattice(sampling.lattice))
+    return plan.resolve(chance.uniform(low, high))
+
+
+def _widest_first(plan: Plan, widths: Sequence[Width]) -> list[Width]:
+    return sorted(widths, key=lambda w: -sum(n for _, n in plan.resolve(w).items()))

@@ -1,0 +1,403 @@
+"""Spectra: what a network reaches, and what that costs, at many widths."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from anywidth.convert import at_width
+from anywidth.cost import latency, macs, parameter_count
+from anywidth.errors import AnywidthError
+from anywidth.layers import is_switched_norm
+from anywidth.state import state_of
+from anywidth.width import ChannelConfig, Width
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+KINDS = ("us", "s", "i", "control")
+"""Universally slimmable, slimmable, individually trained, and an ordinary network sliced."""
+
+_VERSION = 1
+_MOST_WIDTHS = 10_000
+_COST_COLUMNS = ("width", "macs", "parameters")
+_LABELS = {
+    "top1_error": "top-1 error, %",
+    "top5_error": "top-5 error, %",
+    "top1_accuracy": "top-1 accuracy, %",
+    "top5_accuracy": "top-5 accuracy, %",
+    "psnr": "PSNR, dB",
+    "ssim": "SSIM",
+}
+
+
+@dataclass(frozen=True)
+class SpectrumPoint:
+    """One width of a spectrum.
+
+    Args:
+        width: the fraction of the full width; None for a nonuniform configuration.
+        channels: the configuration; empty where the point was read from CSV.
+        macs: multiply-adds of one example.
+        parameters: of the network that the width leaves.
+        metrics: what `evaluate` returned, e.g. `{"top1_error": 8.1, "loss": 0.31}`.
+        latency_ms: of one forward pass of one example; None where it was not measured.
+    """
+
+    width: float | None
+    channels: ChannelConfig
+    macs: int
+    parameters: int
+    metrics: dict[str, float]
+    latency_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """A network at many widths; a table, a CSV file, a line in a plot.
+
+    Args:
+        points: the widths, in the order they were asked for.
+        name: the label in plots and tables.
+        kind: "us", "s", "i" or "control"; decides how a plot draws it.
+    """
+
+    points: tuple[SpectrumPoint, ...]
+    name: str = ""
+    kind: str = "us"
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise AnywidthError(f"a spectrum of kind {self.kind!r}: expected one of {KINDS}")
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The names of the metrics, in order of first appearance; the first is the main one."""
+        return tuple(dict.fromkeys(name for point in self.points for name in point.metrics))
+
+    def metric(self, name: str | None = None) -> str:
+        """`name` if the spectrum has it; the main metric if none is given."""
+        if not self.metrics:
+            raise AnywidthError(f"the spectrum {self.name!r} has no metrics: evaluate it first")
+        if name is not None and name not in self.metrics:
+            raise AnywidthError(
+                f"no metric {name!r} in the spectrum {self.name!r}: it has {list(self.metrics)}"
+            )
+        return name or self.metrics[0]
+
+    def best(self, metric: str | None = None) -> SpectrumPoint:
+        """The point with the best value of a metric; the cheaper of two equals."""
+        metric = self.metric(metric)
+        sign = 1 if lower_is_better(metric) else -1
+        known = [p for p in self.points if not math.isnan(p.metrics.get(metric, math.nan))]
+        if not known:
+            raise AnywidthError(f"{metric!r} is NaN at every width of {self.name!r}")
+        return min(known, key=lambda point: (sign * point.metrics[metric], point.macs))
+
+    def at(self, width: Width) -> SpectrumPoint:
+        """The point of one width."""
+        for point in self.points:
+            if isinstance(width, ChannelConfig):
+                if point.channels == width:
+                    return point
+            elif point.width is not None and abs(point.width - width) < 1e-9:
+                return point
+        known = [point.width for point in self.points if point.width is not None]
+        raise AnywidthError(f"width {width!r} is not in the spectrum {self.name!r}: it has {known}")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": _VERSION,
+            "name": self.name,
+            "kind": self.kind,
+            "points": [
+                {
+                    "width": point.width,
+                    "channels": point.channels.to_json(),
+                    "macs": point.macs,
+                    "parameters": point.parameters,
+                    "metrics": dict(point.metrics),
+                    "latency_ms": point.latency_ms,
+                }
+                for point in self.points
+            ],
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Spectrum:
+        version = data.get("version") if isinstance(data, Mapping) else None
+        if version != _VERSION:
+            raise AnywidthError(f"a spectrum of version {version!r}: expected version {_VERSION}")
+        try:
+            points = tuple(
+                SpectrumPoint(**{**point, "channels": ChannelConfig.from_json(point["channels"])})
+                for point in data["points"]
+            )
+            return Spectrum(points, data["name"], data["kind"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise AnywidthError(f"a damaged spectrum: {type(error).__name__}: {error}") from error
+
+    def to_csv(self, path: str | Path) -> None:
+        """Writes a row a width: width, macs, parameters, the metrics, latency_ms.
+
+        A CSV file holds no channel configurations; JSON does.
+        """
+        from anywidth.files import write_atomically
+
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([*_COST_COLUMNS, *self.metrics, "latency_ms"])
+        for point in self.points:
+            values = [point.metrics.get(name) for name in self.metrics]
+            writer.writerow([point.width, point.macs, point.parameters, *values, point.latency_ms])
+        write_atomically(path, text.getvalue().encode())
+
+    @staticmethod
+    def from_csv(path: str | Path, *, name: str | None = None, kind: str = "us") -> Spectrum:
+        """Reads what `to_csv` wrote; the name is the file's unless given."""
+        from anywidth.files import read_bytes
+
+        path = Path(path)
+        rows = list(csv.reader(io.StringIO(read_bytes(path).decode("utf-8", errors="replace"))))
+        columns = rows[0] if rows else []
+        if tuple(columns[:3]) != _COST_COLUMNS or columns[-1] != "latency_ms":
+            raise AnywidthError(
+                f"{path}: its columns are {columns[:8]}; a spectrum has "
+                "width, macs, parameters, metrics..., latency_ms"
+            )
+        points = []
+        for number, cells in enumerate(rows[1:], start=2):
+            try:
+                row = dict(zip(columns, cells, strict=True))
+                points.append(_point_from_csv(row))
+            except ValueError as error:
+                raise AnywidthError(f"{path}: line {number} is damaged ({error})") from error
+        return Spectrum(tuple(points), path.stem if name is None else name, kind)
+
+
+def spectrum(
+    model: nn.Module,
+    evaluate: Callable[[nn.Module], Mapping[str, float]],
+    widths: Sequence[Width],
+    *,
+    name: str = "",
+    kind: str = "us",
+    measure_latency: bool = False,
+    progress: bool = True,
+) -> Spectrum:
+    """Evaluates a converted network at many widths.
+
+    Every width is checked for batch-norm statistics before the first is evaluated. Widths that
+    come to the same channels are the same network and are evaluated once. The network's width
+    and its training or evaluation mode are afterwards as before.
+
+    Args:
+        model: a converted network, calibrated at these widths.
+        evaluate: is given the network, set to a width, in evaluation mode and without gradients;
+            returns numbers by name, the main one first.
+        widths: fractions of the full width, or configurations.
+        name: the label in plots and tables.
+        kind: "us", "s", "i" or "control"; decides how a plot draws it.
+        measure_latency: also time a forward pass of one example at each width.
+        progress: show how far it has come (where rich is installed).
+
+    Example:
+        >>> result = anywidth.spectrum(model, evaluate, [0.25, 0.5, 1.0], name="US-Net")
+        >>> result.to_csv("spectrum.csv")
+    """
+    if not widths:
+        raise AnywidthError("spectrum(widths=[]): give at least one width, e.g. [0.25, 0.5, 1.0]")
+    modes = {module: module.training for module in model.modules()}
+    measured: dict[ChannelConfig, tuple[dict[str, float], float | None]] = {}
+    points = []
+    try:
+        model.eval()
+        _check_statistics(model, widths)
+        with torch.no_grad():
+            for width in _tracked(widths) if progress else widths:
+                model.eval()
+                with at_width(model, width) as config:
+                    if config not in measured:
+                        metrics = _numbers(evaluate(model))
+                        time = latency(model, width).median if measure_latency else None
+                        measured[config] = metrics, time
+                metrics, time = measured[config]
+                uniform = None if isinstance(width, ChannelConfig) else float(width)
+                costs = macs(model, config), parameter_count(model, config)
+                points.append(SpectrumPoint(uniform, config, *costs, dict(metrics), time))
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    return Spectrum(tuple(points), name, kind)
+
+
+def parse_widths(text: str) -> list[float]:
+    """Widths from a command line: `0.5`, `0.25,0.5,1.0`, or `0.25:1.0:0.025` (both ends included).
+
+    Commas may join ranges and numbers. Steps are taken in decimals, so 0.3 is 0.3.
+    """
+    widths: list[float] = []
+    try:
+        for part in text.split(","):
+            numbers = [Decimal(number.strip()) for number in part.split(":")]
+            widths += map(float, numbers if len(numbers) == 1 else _steps(*numbers))
+    except (InvalidOperation, TypeError, ValueError) as error:
+        reason = f" ({error})" if type(error) is ValueError else ""
+        raise AnywidthError(
+            f"widths {text!r} cannot be read{reason}: expected a number such as 0.5, a list such "
+            "as 0.25,0.5,1.0, or start:stop:step such as 0.25:1.0:0.025"
+        ) from error
+    for width in widths:
+        if not 0 < width <= 1:
+            raise AnywidthError(
+                f"width {width} in {text!r}: a width is in (0, 1], a fraction of the full width"
+            )
+    return list(dict.fromkeys(widths))
+
+
+def joined(spectra: Iterable[Spectrum]) -> list[Spectrum]:
+    """Spectra of one name and kind made one: I-Nets are a network a width, and one series."""
+    series: dict[tuple[str, str], Spectrum] = {}
+    for one in spectra:
+        before = series.get((one.name, one.kind), replace(one, points=()))
+        series[one.name, one.kind] = replace(one, points=before.points + one.points)
+    return list(series.values())
+
+
+def lower_is_better(metric: str) -> bool:
+    return any(word in metric.lower() for word in ("error", "loss"))
+
+
+def metric_label(metric: str) -> str:
+    """A metric's name as it stands on an axis."""
+    return _LABELS.get(metric, metric.replace("_", " "))
+
+
+def format_metric(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{value:.2f}" if abs(value) >= 1 else f"{value:.4f}"
+
+
+def format_count(count: float) -> str:
+    """A large count with its unit: 568.7 M."""
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if abs(count) >= size:
+            return f"{count / size:.1f}{unit}"
+    return f"{count:.0f}"
+
+
+def format_width(width: float | None) -> str:
+    return "nonuniform" if width is None else f"{width:g}"
+
+
+def spectrum_table(spectrum: Spectrum) -> Table:
+    """A row a width, for a terminal."""
+    from rich.table import Table
+
+    has_latency = any(point.latency_ms is not None for point in spectrum.points)
+    table = Table(title=spectrum.name or None)
+    headings = ["width", "multiply-adds", "parameters", *map(metric_label, spectrum.metrics)]
+    for heading in headings + ["latency, ms"] * has_latency:
+        table.add_column(heading, justify="right")
+    for point in spectrum.points:
+        cells = [format_width(point.width), format_count(point.macs)]
+        cells.append(format_count(point.parameters))
+        cells += [format_metric(point.metrics.get(name)) for name in spectrum.metrics]
+        table.add_row(*cells, *[format_metric(point.latency_ms)] * has_latency)
+    return table
+
+
+def comparison_table(spectra: Sequence[Spectrum], metric: str | None = None) -> Table:
+    """A row a width, a column a spectrum; several runs of one name as mean ± deviation."""
+    from rich.table import Table
+
+    series = joined(spectra)
+    if not series:
+        raise AnywidthError("comparison_table([]): give at least one spectrum")
+    metric = series[0].metric(metric)
+    table = Table("width", title=metric_label(metric))
+    for one in series:
+        one.metric(metric)
+        table.add_column(one.name, justify="right")
+    widths = {p.width for one in series for p in one.points if p.width is not None}
+    for width in sorted(widths):
+        found = (
+            [p.metrics[metric] for p in one.points if p.width == width and metric in p.metrics]
+            for one in series
+        )
+        table.add_row(format_width(width), *map(_mean, found))
+    return table
+
+
+def _mean(values: list[float]) -> str:
+    if len(values) < 2:
+        return format_metric(values[0] if values else None)
+    deviation = format_metric(statistics.stdev(values))
+    return f"{format_metric(statistics.mean(values))} ± {deviation}"
+
+
+def _check_statistics(model: nn.Module, widths: Sequence[Width]) -> None:
+    """Reading a norm's statistics raises where there are none: better now than hours later."""
+    state_of(model)
+    norms = [module for module in model.modules() if is_switched_norm(module)]
+    for width in widths:
+        with at_width(model, width):
+            for norm in norms:
+                _ = norm.running_mean
+
+
+def _tracked(widths: Sequence[Width]) -> Iterable[Width]:
+    with contextlib.suppress(ImportError):
+        from anywidth.progress import tracked
+
+        return tracked(widths, "evaluating widths")
+    return widths
+
+
+def _numbers(metrics: Any) -> dict[str, float]:
+    if not isinstance(metrics, Mapping):
+        raise AnywidthError(
+            f"evaluate(model) returned {type(metrics).__name__}: expected numbers by name, "
+            'e.g. {"top1_error": 8.1}'
+        )
+    try:
+        return {str(name): float(value) for name, value in metrics.items()}
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise AnywidthError(
+            f"evaluate(model) returned {dict(metrics)!r}: expected numbers by name ({error})"
+        ) from error
+
+
+def _point_from_csv(row: dict[str, str]) -> SpectrumPoint:
+    width, latency_ms = row.pop("width"), row.pop("latency_ms")
+    return SpectrumPoint(
+        width=float(width) if width else None,
+        channels=ChannelConfig(()),
+        macs=int(row.pop("macs")),
+        parameters=int(row.pop("parameters")),
+        metrics={name: float(value) for name, value in row.items() if value},
+        latency_ms=float(latency_ms) if latency_ms else None,
+    )
+
+
+def _steps(start: Decimal, stop: Decimal, step: Decimal) -> Iterator[Decimal]:
+    if not start.is_finite() or not stop.is_finite() or not step.is_finite():
+        raise ValueError("not a number")
+    if step <= 0 or start > stop:
+        raise ValueError("start must not exceed stop, and step must be above 0")
+    count = int((stop - start) / step) + 1
+    if count > _MOST_WIDTHS:
+        raise ValueError(f"{count} widths; at most {_MOST_WIDTHS}")
+    return (start + index * step for index in range(count))

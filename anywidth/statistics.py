@@ -1,0 +1,261 @@
+"""Batch-norm statistics after training, for any width: the paper's post-statistics."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from anywidth.convert import at_width, set_width
+from anywidth.distributed import rank, world_size
+from anywidth.errors import AnywidthError
+from anywidth.layers import Statistics, is_switched_norm, new_statistics
+from anywidth.state import SlimmableState, state_of
+from anywidth.width import ChannelConfig, Width
+
+Method = Literal["exact", "moving"]
+_TENSORS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def calibrate(
+    model: nn.Module,
+    loader: Iterable[Any],
+    widths: Sequence[Width],
+    *,
+    method: Method = "exact",
+    samples: int | None = None,
+    momentum: float = 0.1,
+) -> None:
+    """Computes batch-norm statistics of some widths over training samples, and keeps them.
+
+    Each batch is read once and passed through the network at every width, with batch norm alone
+    in training mode and no gradients. With several processes the widths are shared out, and every
+    rank must be given the same batches; afterwards all ranks know all widths.
+
+    Args:
+        model: a converted network.
+        loader: batches, or (batch, labels, ...) tuples, of training data without augmentation.
+        widths: fractions or `ChannelConfig`s.
+        method: `"exact"` averages over all batches, each weighted by its samples: equation 7 of
+            the paper, m = (t - 1) / t for batches of one size. `"moving"` is equation 5.
+        samples: stop after so many; about a thousand random ones do nearly as well as all.
+        momentum: weight of a new batch in a moving average.
+
+    Widths calibrated before keep their statistics; the same width is computed anew. If anything
+    fails, the statistics are as they were.
+    """
+    state = state_of(model)
+    if method not in ("exact", "moving"):
+        raise AnywidthError(f"method {method!r}: expected 'exact' or 'moving'")
+    if samples is not None and samples < 2:
+        raise AnywidthError(f"samples={samples}: batch statistics need at least 2")
+    labels: dict[ChannelConfig, float | None] = {}
+    for width in widths:
+        labels[state.resolve(width)] = None if isinstance(width, ChannelConfig) else float(width)
+    if not labels:
+        raise AnywidthError("calibrate() was given no widths: pass widths=[0.25, 0.5, 1.0], say")
+    norms = [module for module in model.modules() if is_switched_norm(module)]
+    mine = list(labels)[rank() :: world_size()]
+    fresh = {
+        (norm, config): _empty(model, norm, config, labels[config])
+        for config in mine
+        for norm in norms
+    }
+    if norms:
+        with (
+            _only_norms_training(model, norms),
+            _writing_to(norms, fresh, state.plan.full),
+            torch.no_grad(),
+        ):
+            seen = 0
+            for inputs in _first_samples(_inputs(loader, model), samples):
+                seen += inputs.shape[0]
+                share = inputs.shape[0] / seen
+                if method == "moving":
+                    share = momentum if seen > inputs.shape[0] else 1.0
+                for norm in norms:
+                    norm.momentum = share  # type: ignore[assignment]
+                for config in mine:
+                    set_width(model, config)
+                    model(inputs)
+        if seen == 0:
+            raise AnywidthError("calibrate() got no data: the loader is empty")
+    _share(model, norms, list(labels), labels, fresh)
+    for (norm, config), entry in fresh.items():
+        entry.ready = True
+        _keep(state, norm, config, entry)
+
+
+def calibrated_widths(model: nn.Module) -> list[Width]:
+    """The widths that can be evaluated: fractions where one was named, configurations otherwise.
+
+    A network without batch norm can be evaluated at every width; for it the list is empty.
+    """
+    state_of(model)
+    for module in model.modules():
+        if is_switched_norm(module):
+            bank: dict[ChannelConfig, Statistics] = module.__dict__["_bank"]
+            ready = [(c, e) for c, e in bank.items() if e.ready]
+            named = sorted(e.label for _, e in ready if e.label is not None)
+            return [*named, *(c for c, e in ready if e.label is None), 1.0]
+    return []
+
+
+def _keep(
+    state: SlimmableState, norm: nn.Module, config: ChannelConfig, entry: Statistics
+) -> None:
+    if config == state.plan.full:
+        # The full width's statistics are the buffers that `state_dict` holds.
+        for name in _TENSORS:
+            buffer = norm._buffers[name]
+            if buffer is not None:
+                buffer.copy_(getattr(entry, name))
+    else:
+        norm.__dict__["_bank"][config] = entry
+
+
+def _empty(
+    model: nn.Module, norm: nn.Module, config: ChannelConfig, label: float | None
+) -> Statistics:
+    with at_width(model, config):
+        return new_statistics(norm, int(norm.num_features), label)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def _only_norms_training(model: nn.Module, norms: Sequence[nn.Module]) -> Iterator[None]:
+    modes = {module: module.training for module in model.modules()}
+    momenta = [norm.momentum for norm in norms]
+    width = state_of(model).width
+    model.eval()
+    for norm in norms:
+        norm.train()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        set_width(model, width)
+
+
+@contextlib.contextmanager
+def _writing_to(
+    norms: Sequence[nn.Module],
+    fresh: Mapping[tuple[nn.Module, ChannelConfig], Statistics],
+    full_config: ChannelConfig,
+) -> Iterator[None]:
+    """Points every norm at the new statistics while they are computed."""
+    before = [(norm.__dict__["_bank"], dict(norm._buffers)) for norm in norms]
+    for norm in norms:
+        entries = {config: entry for (owner, config), entry in fresh.items() if owner is norm}
+        norm.__dict__["_bank"] = entries
+        full = entries.get(full_config)
+        if full is not None:
+            norm._buffers.update({name: getattr(full, name) for name in _TENSORS})
+    try:
+        yield
+    finally:
+        for norm, (bank, buffers) in zip(norms, before, strict=True):
+            norm.__dict__["_bank"] = bank
+            norm._buffers.update(buffers)
+
+
+def _inputs(loader: Iterable[Any], model: nn.Module) -> Iterator[Tensor]:
+    device = next(model.parameters()).device
+    for batch in loader:
+        inputs = batch[0] if isinstance(batch, list | tuple) else batch
+        if not isinstance(inputs, Tensor):
+            raise AnywidthError(
+                f"calibrate(): a batch is a {type(inputs).__name__}; expected a tensor, or a "
+                "tuple that begins with one"
+            )
+        yield inputs.to(device, non_blocking=True)
+
+
+def _first_samples(batches: Iterator[Tensor], samples: int | None) -> Iterator[Tensor]:
+    if samples is None:
+        yield from batches
+        return
+    left = samples
+    for inputs in batches:
+        yield inputs[:left]
+        left -= inputs.shape[0]
+        # A single sample left over has no variance of its own.
+        if left < 2:
+            return
+
+
+def _share(
+    model: nn.Module,
+    norms: Sequence[nn.Module],
+    configs: Sequence[ChannelConfig],
+    labels: Mapping[ChannelConfig, float | None],
+    fresh: dict[tuple[nn.Module, ChannelConfig], Statistics],
+) -> None:
+    """Sends each width's statistics from the rank that computed them to all others."""
+    for number, config in enumerate(configs if world_size() > 1 else ()):
+        for norm in norms:
+            if (norm, config) not in fresh:
+                fresh[norm, config] = _empty(model, norm, config, labels[config])
+            for name in _TENSORS:
+                dist.broadcast(getattr(fresh[norm, config], name), src=number % world_size())
+
+
+# ---- on disk -------------------------------------------------------------------------------------
+
+
+def statistics_to_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The statistics of all widths but the full one, as named tensors and a text to file them by.
+
+    The full width's are in `model.state_dict()`.
+    """
+    state_of(model)
+    tensors: dict[str, Tensor] = {}
+    order: dict[ChannelConfig, int] = {}
+    widths: list[dict[str, Any]] = []
+    for path, module in model.named_modules():
+        if not is_switched_norm(module):
+            continue
+        for config, entry in module.__dict__["_bank"].items():
+            if config not in order:
+                order[config] = len(order)
+                label, ready = entry.label, entry.ready
+                widths.append({"width": label, "ready": ready, "channels": config.to_json()})
+            for name in _TENSORS:
+                tensors[f"{order[config]}/{path}.{name}"] = getattr(entry, name)
+    return tensors, {"widths": json.dumps(widths)}
+
+
+def load_statistics(
+    model: nn.Module, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> None:
+    """Puts back what `statistics_to_tensors` returned, in place of what is known now."""
+    state = state_of(model)
+    try:
+        widths = json.loads(metadata["widths"])
+        configs = [ChannelConfig.from_json(entry["channels"]) for entry in widths]
+    except (KeyError, TypeError, ValueError) as error:
+        raise AnywidthError(f"these are not batch-norm statistics of anywidth: {error}") from error
+    norms = {path: m for path, m in model.named_modules() if is_switched_norm(m)}
+    device = next(model.parameters()).device
+    loaded: list[tuple[nn.Module, ChannelConfig, Statistics]] = []
+    for (number, config), (path, norm) in itertools.product(enumerate(configs), norms.items()):
+        state.plan.check(config)
+        parts = [tensors.get(f"{number}/{path}.{name}") for name in _TENSORS]
+        if any(part is None for part in parts):
+            raise AnywidthError(f"statistics of {path!r} are missing for {config}")
+        mean, var, batches = (part.to(device) for part in parts if part is not None)
+        entry = widths[number]
+        statistics = Statistics(mean, var, batches, entry["width"], entry["ready"])
+        loaded.append((norm, config, statistics))
+    for norm in norms.values():
+        norm.__dict__["_bank"].clear()
+    for norm, config, statistics in loaded:
+        norm.__dict__["_bank"][config] = statistics

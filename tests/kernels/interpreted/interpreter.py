@@ -1,0 +1,24 @@
+"""Make Triton's interpreter work with NumPy 2.4, and compare what it computes."""
+
+import triton.runtime.interpreter
+from torch import Tensor
+
+_patch_tensor = triton.runtime.interpreter._patch_lang_tensor
+
+
+def _patch_tensor_with_index(tensor, scope):
+    # The interpreter keeps a scalar as an array of one element, which int() no longer takes.
+    _patch_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
+triton.runtime.interpreter._patch_lang_tensor = _patch_tensor_with_index
+
+
+def assert_near(actual: Tensor | None, expected: Tensor, tolerance: float) -> None:
+    """Fail where the largest error is more than ``tolerance`` of the largest expected value."""
+    assert actual is not None
+    assert actual.shape == expected.shape
+    error = float((actual.detach().double() - expected.detach().double()).abs().max())
+    largest = float(expected.detach().double().abs().max())
+    assert error <= tolerance * max(largest, 1e-3), f"{error=} {largest=}"
