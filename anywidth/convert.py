@@ -69,11 +69,13 @@ def slimmable(
         widths = WidthRange()
     if not isinstance(widths, WidthRange):
         raise AnywidthError(f"widths={widths!r}: expected anywidth.WidthRange(low, high, divisor)")
+    if not isinstance(plan, Plan):
+        raise AnywidthError(f"plan={type(plan).__name__}: expected what anywidth.plan() returns")
+    _check_fits(model, plan)
     plan = plan.copy()
     plan.widths = widths
-    _check_fits(model, plan)
-    _apply(model, plan, average_outputs)
     try:
+        _apply(model, plan, average_outputs)
         if verified:
             verify(model, strict=strict, example_input=example_input)
         _track_ends(model)
@@ -120,12 +122,13 @@ def _apply(model: nn.Module, plan: Plan, average_outputs: bool) -> None:
 
 
 def _undo(model: nn.Module) -> None:
-    state = state_of(model)
-    state.set(model, state.plan.full)
+    if STATE in model.__dict__:
+        state = state_of(model)
+        state.set(model, state.plan.full)
+        del model.__dict__[STATE]
     for module in model.modules():
         if is_narrowed(module):
             widen(module)
-    del model.__dict__[STATE]
 
 
 def _track_ends(model: nn.Module) -> None:
@@ -150,8 +153,6 @@ def track_statistics(model: nn.Module, width: Width) -> None:
 
 
 def _check_fits(model: nn.Module, plan: Plan) -> None:
-    if not isinstance(plan, Plan):
-        raise AnywidthError(f"plan={type(plan).__name__}: expected what anywidth.plan() returns")
     held: dict[str, torch.Tensor] = {
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
@@ -166,4 +167,11 @@ def _check_fits(model: nn.Module, plan: Plan) -> None:
             raise AnywidthError(
                 f"this plan is for another network: {name!r} has shape "
                 f"{tuple(held[name].shape)}, the plan says {shape}"
+            )
+    known = {id(held[name]) for name in plan.shapes}
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in known:
+            raise AnywidthError(
+                f"this plan is for another network: it lacks {name!r} of {type(model).__name__}; "
+                "make one with anywidth.plan(model, example_input)"
             )

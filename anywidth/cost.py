@@ -16,7 +16,7 @@ from anywidth.extraction import extract_quietly
 from anywidth.groups import Plan
 from anywidth.layers import uncalibrated_allowed
 from anywidth.state import state_of
-from anywidth.verification import example_inputs
+from anywidth.trial import example_inputs
 from anywidth.width import ChannelConfig, Width
 
 
@@ -27,19 +27,7 @@ def macs(model: nn.Module | Plan, width: Width) -> int:
     norms and activations are not. Nothing is run.
     """
     plan, config = _plan_and_config(model, width)
-    return plan_macs(plan, config)
-
-
-def plan_macs(plan: Plan, config: ChannelConfig) -> int:
-    """Multiply-adds of a plan's network at a configuration that is known to fit."""
-    sizes = {name: active // plan.groups[name].unit for name, active in config.items()}
-    total = 0
-    for term in plan.costs:
-        product = term.factor
-        for axis in term.axes:
-            product *= sum(sizes[group] * per_unit for group, per_unit in axis)
-        total += product
-    return total
+    return plan.macs(config)
 
 
 def parameter_count(model: nn.Module | Plan, width: Width) -> int:

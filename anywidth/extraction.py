@@ -64,8 +64,6 @@ def _active_copies(model: nn.Module) -> dict[int, Any]:
     copies: dict[int, Any] = {}
     with uncalibrated_allowed(model), torch.no_grad():
         for module in model.modules():
-            if not is_narrowed(module):
-                continue
             for name, whole in {**module._parameters, **module._buffers}.items():
                 if whole is not None and id(whole) not in copies:
                     copies[id(whole)] = _like(whole, _in_evaluation(module, name))
@@ -159,8 +157,8 @@ def _merge(layer: nn.Module, norm: nn.modules.batchnorm._BatchNorm) -> None:
         norm.running_mean,
         norm.running_var,
         norm.eps,
-        norm.weight if norm.weight is not None else torch.ones_like(norm.running_mean),  # type: ignore[arg-type]
-        norm.bias if norm.bias is not None else torch.zeros_like(norm.running_mean),  # type: ignore[arg-type]
+        norm.weight if norm.weight is not None else torch.ones_like(norm.running_mean),
+        norm.bias if norm.bias is not None else torch.zeros_like(norm.running_mean),
     )
     with torch.no_grad():
         if isinstance(layer, nn.Linear):

@@ -1,85 +1,21 @@
-"""Groups of channels that shrink together, and the plan that lists them."""
+"""The plan: which channels of a network shrink together."""
 
 from __future__ import annotations
 
 import bisect
 import copy
-import math
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from anywidth.errors import AnywidthError
-from anywidth.width import ChannelConfig, Width, WidthRange, check_divisor, round_channels
+from anywidth.plan_json import fields_from_json, fields_to_json
+from anywidth.plan_parts import AttributeSlot, Axis, ChannelGroup, CostTerm, Segment
+from anywidth.plan_text import plan_to_text
+from anywidth.width import ChannelConfig, Width, WidthRange, check_divisor
 
-
-class Segment(NamedTuple):
-    """A stretch of an axis: `per_unit` entries for every `unit` active channels of a group."""
-
-    group: str
-    per_unit: int
-
-
-# The segments of one axis in order; None for an axis whose size never changes.
-Axis = tuple[Segment, ...] | None
-
-
-@dataclass(frozen=True)
-class ChannelGroup:
-    """Channels that must be narrowed together.
-
-    Args:
-        name: the layer that makes these channels first.
-        channels: how many there are at full width.
-        unit: active counts are multiples of this (a head, or the channels of one convolution
-            group); 1 for ordinary channels.
-        divisor: rounding for this group alone; None takes the width range's.
-        fixed: why the group always runs in full; None where it is elastic.
-        tied: (other group, multiple): this group has `multiple` times the other's channels.
-        makers: layers whose output these channels are.
-        readers: layers that take them as input.
-    """
-
-    name: str
-    channels: int
-    unit: int = 1
-    divisor: int | None = None
-    fixed: str | None = None
-    tied: tuple[str, int] | None = None
-    makers: tuple[str, ...] = ()
-    readers: tuple[str, ...] = ()
-
-    def round(self, channels: float, divisor: int) -> int:
-        """The nearest count this group may have, by the rounding rule."""
-        step = self.divisor or divisor
-        if step > self.channels:
-            step = 1  # a divisor larger than the whole group would never let it narrow
-        step = step * self.unit // math.gcd(step, self.unit)
-        if step > self.channels:
-            step = self.unit
-        return min(self.channels, round_channels(channels, step))
-
-
-@dataclass(frozen=True)
-class CostTerm:
-    """Multiply-adds of one operation: `factor` times the sizes of its elastic axes."""
-
-    layer: str
-    factor: int
-    axes: tuple[tuple[Segment, ...], ...]
-
-
-@dataclass(frozen=True)
-class AttributeSlot:
-    """A whole-number attribute of a module that follows the size of an axis.
-
-    With `index`, the attribute is a tuple and one of its entries follows.
-    """
-
-    module: str
-    attribute: str
-    axis: tuple[Segment, ...]
-    index: int | None = None
+__all__ = ["AttributeSlot", "Axis", "ChannelGroup", "CostTerm", "Plan", "Segment"]
 
 
 @dataclass
@@ -125,8 +61,9 @@ class Plan:
         fractions (groups not named stay full), or a `ChannelConfig`, which is checked.
         """
         if isinstance(width, ChannelConfig):
-            self.check(width)
-            return width
+            config = self._in_order(width)
+            self.check(config)
+            return config
         if isinstance(width, Mapping):
             for name, value in width.items():
                 self.group(name)
@@ -147,6 +84,12 @@ class Plan:
                 channels[name] = group.round(group.channels * fractions[name], self.widths.divisor)
         return ChannelConfig(tuple((name, channels[name]) for name in self.groups))
 
+    def _in_order(self, config: ChannelConfig) -> ChannelConfig:
+        """The configuration with its groups in the order of the network, if it has just those."""
+        if tuple(config) == tuple(self.groups) or sorted(config) != sorted(self.groups):
+            return config
+        return ChannelConfig(tuple((name, config[name]) for name in self.groups))
+
     def check(self, config: ChannelConfig) -> None:
         """Raises unless `config` is a configuration of this network."""
         if tuple(config) != tuple(self.groups):
@@ -159,9 +102,10 @@ class Plan:
             )
         for name, active in config.items():
             group = self.groups[name]
-            if not 1 <= active <= group.channels or active % group.unit:
+            whole = isinstance(active, int) and not isinstance(active, bool)
+            if not whole or not 1 <= active <= group.channels or active % group.unit:
                 raise AnywidthError(
-                    f"group {name!r} cannot run {active} channels: expected a multiple of "
+                    f"group {name!r} cannot run {active!r} channels: expected a multiple of "
                     f"{group.unit} from {group.unit} to {group.channels}"
                 )
             if group.tied is not None and active != config[group.tied[0]] * group.tied[1]:
@@ -204,7 +148,7 @@ class Plan:
                     if low < edge < high:
                         edges.add(edge)
         ordered = sorted(edges)
-        probes = ordered + [(a + b) / 2 for a, b in zip(ordered, ordered[1:], strict=False)]
+        probes = ordered + [(a + b) / 2 for a, b in itertools.pairwise(ordered)]
         found = list(dict.fromkeys(self.resolve(width) for width in sorted(probes)))
         if count is None or count >= len(found):
             return found
@@ -238,6 +182,17 @@ class Plan:
                 ranges.append((start, length))
             start += group.channels // group.unit * per_unit
         return tuple(ranges)
+
+    def macs(self, config: ChannelConfig) -> int:
+        """Multiply-adds of one example at a configuration that is known to fit."""
+        units = {name: active // self.groups[name].unit for name, active in config.items()}
+        total = 0
+        for term in self.costs:
+            product = term.factor
+            for axis in term.axes:
+                product *= sum(units[group] * per_unit for group, per_unit in axis)
+            total += product
+        return total
 
     # ---- editing ----------------------------------------------------------------------------
 
@@ -276,6 +231,11 @@ class Plan:
     def tie(self, name: str, base: str, multiple: int) -> None:
         """Gives a group always `multiple` times the channels of another."""
         group, other = self.group(name), self.group(base)
+        if group.fixed is not None:
+            raise AnywidthError(
+                f"group {name!r} is fixed ({group.fixed}), so it cannot follow {base!r}; "
+                f"tie {base!r} to it, or tie before pinning"
+            )
         if other.channels * multiple != group.channels:
             raise AnywidthError(
                 f"group {name!r} has {group.channels} channels, which is not {multiple} times "
@@ -294,7 +254,7 @@ class Plan:
             seen.add(link)
             tied = self.groups[link].tied
             link = tied[0] if tied else None
-        self.groups[name] = replace(group, tied=(base, multiple), fixed=None)
+        self.groups[name] = replace(group, tied=(base, multiple))
 
     def set_divisor(self, name: str, divisor: int) -> None:
         """Rounds one group to its own divisor instead of the width range's."""
@@ -341,17 +301,15 @@ class Plan:
         return self.root(tied[0]) if tied else name
 
     def to_json(self) -> dict[str, Any]:
-        from anywidth.plan_text import plan_to_json
-
-        return plan_to_json(self)
+        """What `json.dump` takes and `Plan.from_json` gives back."""
+        return fields_to_json(vars(self))
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Plan:
-        from anywidth.plan_text import plan_from_json
-
-        return plan_from_json(data)
+        return Plan(**fields_from_json(data))
 
     def __str__(self) -> str:
-        from anywidth.plan_text import plan_to_text
-
-        return plan_to_text(self)
+        low, high = self.widths.low, self.widths.high
+        widths = dict.fromkeys(round(low + i * (high - low) / 3, 3) for i in (3, 2, 1, 0))
+        costs = [(width, self.macs(self.resolve(width))) for width in widths]
+        return plan_to_text(self.groups.values(), self.elastic_layers(), self.notes, costs)

@@ -48,9 +48,10 @@ def narrow(module: nn.Module, axes: dict[str, tuple[int, ...]]) -> None:
     is_norm = isinstance(module, _NormBase) and module.running_mean is not None
     key = tuple(sorted(axes.items()))
     module.__dict__["_plain_class"] = type(module)
+    module.__dict__["_views"] = Views()
     if is_norm:
         module.__dict__.update(_bank={}, _config=None, _is_full=True, _label=None, _lenient=False)
-    module.__class__ = _narrowed_class(type(module), key, is_norm)
+    module.__class__ = _narrowed_class(type(module), key, is_norm)  # type: ignore[arg-type]
 
 
 def widen(module: nn.Module) -> None:
@@ -58,7 +59,7 @@ def widen(module: nn.Module) -> None:
     module.__class__ = module.__dict__.pop("_plain_class")
     for name in [n for n in module.__dict__ if n.startswith(("_active_", "_scale_"))]:
         del module.__dict__[name]
-    for name in ("_bank", "_config", "_is_full", "_label", "_lenient"):
+    for name in ("_views", "_bank", "_config", "_is_full", "_label", "_lenient"):
         module.__dict__.pop(name, None)
 
 
@@ -88,8 +89,22 @@ def _narrowed_class(
     if is_norm:
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             members[name] = property(_running(name))
-        members["_apply"] = _apply_to_bank
+    members["_apply"] = _apply_to_statistics
     return type(plain.__name__, (plain,), members)
+
+
+class Views(dict[str, Tensor]):
+    """Active parts of a module's tensors at its present width, for passes without gradients.
+
+    Only views are kept, never copies, so that they cannot go stale; a copied or saved module
+    starts with none.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Views:
+        return Views()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Views, ()
 
 
 def _active_part(name: str, axes: tuple[int, ...]) -> Callable[[nn.Module], Tensor | None]:
@@ -101,16 +116,36 @@ def _active_part(name: str, axes: tuple[int, ...]) -> Callable[[nn.Module], Tens
         if tensor is None:
             return None
         state = self.__dict__
+        may_keep = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if may_keep and name in state["_views"]:
+            view: Tensor = state["_views"][name]
+            # The view keeps its memory alive, so at one address lies one and the same tensor.
+            if _address(view) == _address(tensor):
+                return view
+        part = tensor
+        is_prefix = True
         for axis, attribute in cuts:
             cut = state[attribute]
             if type(cut) is not int:
-                tensor = take(tensor, axis, cut)
-            elif cut != tensor.size(axis):
-                tensor = tensor.narrow(axis, 0, cut)
+                part, is_prefix = take(part, axis, cut), False
+            elif cut != part.size(axis):
+                part = part.narrow(axis, 0, cut)
         factor = state.get(scale, 1.0)
-        return tensor if factor == 1.0 else tensor * factor
+        if factor != 1.0:
+            return part * factor
+        if may_keep and is_prefix and _address(tensor) is not None:
+            state["_views"][name] = part
+        return part
 
     return active_part
+
+
+def _address(tensor: Tensor) -> int | None:
+    """Where a tensor's memory starts; None for one without, as inside `torch.func` or a trace."""
+    try:
+        return tensor.data_ptr() or None
+    except RuntimeError:
+        return None
 
 
 # ---- running statistics ------------------------------------------------------------------------
@@ -197,9 +232,12 @@ def _uncalibrated(label: float | None, entries: Iterable[Statistics]) -> Anywidt
     )
 
 
-def _apply_to_bank(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+def _apply_to_statistics(
+    self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
+) -> Any:
     """`model.to(...)`: the statistics of all widths move with the module."""
-    for entry in self.__dict__["_bank"].values():
+    self.__dict__["_views"].clear()
+    for entry in self.__dict__.get("_bank", {}).values():
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             setattr(entry, name, fn(getattr(entry, name)))
     return self.__dict__["_plain_class"]._apply(self, fn, recurse)

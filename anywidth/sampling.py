@@ -49,9 +49,7 @@ class Sampling:
             raise AnywidthError("the rule 'fixed' needs widths=(...)")
         least = {"sandwich": 2, "fixed": 0}.get(self.rule, 1)
         if self.count < least:
-            raise AnywidthError(
-                f"{self.count} widths a step: {self.rule!r} needs at least {least}"
-            )
+            raise AnywidthError(f"{self.count} widths a step: {self.rule!r} needs at least {least}")
         if self.lattice is not None and (self.nonuniform or self.lattice < 2):
             raise AnywidthError(
                 f"lattice={self.lattice}: expected at least 2 uniform configurations "

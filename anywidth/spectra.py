@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,13 +68,13 @@ class Spectrum:
     """A network at many widths; a table, a CSV file, a line in a plot.
 
     Args:
-        points: the widths, in the order they were asked for.
         name: the label in plots and tables.
+        points: the widths, in the order they were asked for.
         kind: "us", "s", "i" or "control"; decides how a plot draws it.
     """
 
+    name: str
     points: tuple[SpectrumPoint, ...]
-    name: str = ""
     kind: str = "us"
 
     def __post_init__(self) -> None:
@@ -144,7 +144,7 @@ class Spectrum:
                 SpectrumPoint(**{**point, "channels": ChannelConfig.from_json(point["channels"])})
                 for point in data["points"]
             )
-            return Spectrum(points, data["name"], data["kind"])
+            return Spectrum(data["name"], points, data["kind"])
         except (KeyError, TypeError, AttributeError) as error:
             raise AnywidthError(f"a damaged spectrum: {type(error).__name__}: {error}") from error
 
@@ -183,7 +183,7 @@ class Spectrum:
                 points.append(_point_from_csv(row))
             except ValueError as error:
                 raise AnywidthError(f"{path}: line {number} is damaged ({error})") from error
-        return Spectrum(tuple(points), path.stem if name is None else name, kind)
+        return Spectrum(path.stem if name is None else name, tuple(points), kind)
 
 
 def spectrum(
@@ -239,7 +239,7 @@ def spectrum(
     finally:
         for module, training in modes.items():
             module.training = training
-    return Spectrum(tuple(points), name, kind)
+    return Spectrum(name, tuple(points), kind)
 
 
 def parse_widths(text: str) -> list[float]:
@@ -252,7 +252,7 @@ def parse_widths(text: str) -> list[float]:
         for part in text.split(","):
             numbers = [Decimal(number.strip()) for number in part.split(":")]
             widths += map(float, numbers if len(numbers) == 1 else _steps(*numbers))
-    except (InvalidOperation, TypeError, ValueError) as error:
+    except (ArithmeticError, TypeError, ValueError) as error:
         reason = f" ({error})" if type(error) is ValueError else ""
         raise AnywidthError(
             f"widths {text!r} cannot be read{reason}: expected a number such as 0.5, a list such "
@@ -275,6 +275,15 @@ def joined(spectra: Iterable[Spectrum]) -> list[Spectrum]:
     return list(series.values())
 
 
+def values_at(spectrum: Spectrum, width: float, metric: str) -> list[float]:
+    """A metric at one uniform width: none, one, or one for each network of a joined series."""
+    return [
+        point.metrics[metric]
+        for point in spectrum.points
+        if point.width is not None and abs(point.width - width) < 1e-9 and metric in point.metrics
+    ]
+
+
 def lower_is_better(metric: str) -> bool:
     return any(word in metric.lower() for word in ("error", "loss"))
 
@@ -286,7 +295,7 @@ def metric_label(metric: str) -> str:
 
 def format_metric(value: float | None) -> str:
     if value is None or math.isnan(value):
-        return "–"
+        return "-"
     return f"{value:.2f}" if abs(value) >= 1 else f"{value:.4f}"
 
 
@@ -299,18 +308,19 @@ def format_count(count: float) -> str:
 
 
 def format_width(width: float | None) -> str:
-    return "nonuniform" if width is None else f"{width:g}"
+    return "nonuniform" if width is None else str(round(float(width), 6))
 
 
 def spectrum_table(spectrum: Spectrum) -> Table:
     """A row a width, for a terminal."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     has_latency = any(point.latency_ms is not None for point in spectrum.points)
-    table = Table(title=spectrum.name or None)
+    table = Table(title=spectrum.name or None, box=SIMPLE_HEAD, pad_edge=False)
     headings = ["width", "multiply-adds", "parameters", *map(metric_label, spectrum.metrics)]
     for heading in headings + ["latency, ms"] * has_latency:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=" " not in heading)
     for point in spectrum.points:
         cells = [format_width(point.width), format_count(point.macs)]
         cells.append(format_count(point.parameters))
@@ -321,27 +331,26 @@ def spectrum_table(spectrum: Spectrum) -> Table:
 
 def comparison_table(spectra: Sequence[Spectrum], metric: str | None = None) -> Table:
     """A row a width, a column a spectrum; several runs of one name as mean ± deviation."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     series = joined(spectra)
     if not series:
         raise AnywidthError("comparison_table([]): give at least one spectrum")
     metric = series[0].metric(metric)
-    table = Table("width", title=metric_label(metric))
+    table = Table("width", title=metric_label(metric), box=SIMPLE_HEAD, pad_edge=False)
     for one in series:
         one.metric(metric)
         table.add_column(one.name, justify="right")
     widths = {p.width for one in series for p in one.points if p.width is not None}
     for width in sorted(widths):
-        found = (
-            [p.metrics[metric] for p in one.points if p.width == width and metric in p.metrics]
-            for one in series
-        )
-        table.add_row(format_width(width), *map(_mean, found))
+        found = (values_at(one, width, metric) for one in series)
+        table.add_row(format_width(width), *map(format_mean, found))
     return table
 
 
-def _mean(values: list[float]) -> str:
+def format_mean(values: list[float]) -> str:
+    """The one value, or of several (seeds) the mean ± the standard deviation."""
     if len(values) < 2:
         return format_metric(values[0] if values else None)
     deviation = format_metric(statistics.stdev(values))
@@ -397,7 +406,7 @@ def _steps(start: Decimal, stop: Decimal, step: Decimal) -> Iterator[Decimal]:
         raise ValueError("not a number")
     if step <= 0 or start > stop:
         raise ValueError("start must not exceed stop, and step must be above 0")
-    count = int((stop - start) / step) + 1
-    if count > _MOST_WIDTHS:
-        raise ValueError(f"{count} widths; at most {_MOST_WIDTHS}")
-    return (start + index * step for index in range(count))
+    steps = (stop - start) / step
+    if steps >= _MOST_WIDTHS:
+        raise ValueError(f"more than {_MOST_WIDTHS} widths")
+    return (start + index * step for index in range(int(steps) + 1))

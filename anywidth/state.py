@@ -7,14 +7,20 @@ from typing import Any
 from torch import nn
 
 from anywidth.errors import AnywidthError
-from anywidth.groups import Axis, Plan
-from anywidth.layers import Cut, cut_name, is_switched_norm, norm_values, scale_name
+from anywidth.groups import Axis, Plan, Segment
+from anywidth.layers import Cut, cut_name, held_tensor, is_switched_norm, norm_values, scale_name
 from anywidth.width import ChannelConfig, Width
 
 STATE = "_anywidth"
 # Nonuniform training meets a new configuration at every step: what was worked out for old ones
 # is dropped from time to time.
 MOST_CONFIGS = 1024
+
+
+# Widths and configurations remembered at most: continuous or nonuniform training draws new ones
+# for as long as it runs.
+MOST_WIDTHS = 4096
+MOST_CONFIGS = 512
 
 
 class SlimmableState:
@@ -26,41 +32,50 @@ class SlimmableState:
         self.config = plan.full
         self.width: Width = 1.0
         self._configs: dict[float, ChannelConfig] = {}
-        self._values: dict[ChannelConfig, list[tuple[nn.Module, dict[str, Any]]]] = {}
+        self._layout: Layout | None = None
+        self._values: dict[ChannelConfig, list[dict[str, Any]]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SlimmableState:
-        # The cached values point at the modules of the original.
+        # The layout points at the modules of the original.
         copy = SlimmableState(self.plan.copy(), self.average_outputs)
         copy.config, copy.width = self.config, self.width
         return copy
 
     def resolve(self, width: Width) -> ChannelConfig:
         if isinstance(width, ChannelConfig):
-            if width not in self._values:
-                self.plan.check(width)
-            return width
+            return width if width in self._values else self.plan.resolve(width)
+        if not isinstance(width, float | int):
+            return self.plan.resolve(width)
         if width not in self._configs:
+            if len(self._configs) >= MOST_WIDTHS:
+                self._configs.clear()
             self._configs[width] = self.plan.resolve(width)
         return self._configs[width]
 
     def set(self, model: nn.Module, width: Width) -> None:
         config = self.resolve(width)
+        if self._layout is None:
+            self._layout = Layout(model, self.plan, self.average_outputs)
         if config not in self._values:
             if len(self._values) >= MOST_CONFIGS:
                 self._values.clear()
-            self._values[config] = module_values(model, self.plan, config, self.average_outputs)
-        label = None if isinstance(width, ChannelConfig) else float(width)
+            self._values[config] = self._layout.values(config)
+        label = float(width) if isinstance(width, float | int) else None
         is_full = config == self.plan.full
-        for module, values in self._values[config]:
-            module.__dict__.update(values)
-            if "_bank" in module.__dict__:
-                module.__dict__.update(norm_values(module, config, is_full, label))
+        for module, values in zip(self._layout.modules, self._values[config], strict=True):
+            attributes = module.__dict__
+            attributes.update(values)
+            if "_views" in attributes:
+                attributes["_views"].clear()
+            if "_bank" in attributes:
+                attributes.update(norm_values(module, config, is_full, label))
         self.config, self.width = config, width
 
     def forget(self) -> None:
         """Drops what was worked out from the plan; to be called when that changes."""
         self._configs.clear()
         self._values.clear()
+        self._layout = None
 
 
 def state_of(model: nn.Module) -> SlimmableState:
@@ -78,32 +93,53 @@ def state_of(model: nn.Module) -> SlimmableState:
     return state
 
 
-def module_values(
-    model: nn.Module, plan: Plan, config: ChannelConfig, average_outputs: bool
-) -> list[tuple[nn.Module, dict[str, Any]]]:
-    """For every module that changes with the width, the attributes it gets at `config`."""
-    values: dict[nn.Module, dict[str, Any]] = {}
-    for name, owner, key in tensor_owners(model, plan):
-        entry = values.setdefault(owner, {})
-        for index, axis in enumerate(plan.tensors[name]):
-            if axis is not None:
-                entry[cut_name(key, index)] = cut(plan, axis, config)
-        if average_outputs and name in plan.inputs:
-            entry[scale_name(key)] = averaging_factor(plan, name, config)
-    for slot in plan.attributes:
-        module = model.get_submodule(slot.module)
-        entry = values.setdefault(module, {})
-        size = plan.axis_size(slot.axis, config)
-        if slot.index is None:
-            entry[slot.attribute] = size
-        else:
-            whole = list(entry.get(slot.attribute, getattr(module, slot.attribute)))
-            whole[slot.index] = size
-            entry[slot.attribute] = tuple(whole)
-    for module in model.modules():
-        if is_switched_norm(module):
-            values.setdefault(module, {})
-    return list(values.items())
+class Layout:
+    """Where a network's widths are written: its modules, and the axes their attributes follow."""
+
+    def __init__(self, model: nn.Module, plan: Plan, average_outputs: bool) -> None:
+        self.plan = plan
+        self._axes: dict[tuple[Segment, ...], int] = {}
+        # For each module: (attribute, axis) pairs of each kind.
+        self._cuts: dict[nn.Module, list[tuple[str, int]]] = {}
+        self._sizes: dict[nn.Module, list[tuple[str, int, int | None]]] = {}
+        self._factors: dict[nn.Module, list[tuple[str, int]]] = {}
+        for name, owner, key in tensor_owners(model, plan):
+            for index, axis in enumerate(plan.tensors[name]):
+                if axis is not None:
+                    self._cuts.setdefault(owner, []).append((cut_name(key, index), self._id(axis)))
+            if average_outputs and name in plan.inputs:
+                inputs = input_axis(plan, name)
+                if inputs is not None:
+                    self._factors.setdefault(owner, []).append((scale_name(key), self._id(inputs)))
+        for slot in plan.attributes:
+            module = model.get_submodule(slot.module)
+            entry = (slot.attribute, self._id(slot.axis), slot.index)
+            self._sizes.setdefault(module, []).append(entry)
+        norms = [module for module in model.modules() if is_switched_norm(module)]
+        self.modules = list(dict.fromkeys([*self._cuts, *self._sizes, *self._factors, *norms]))
+        self._full = [plan.axis_size(axis, plan.full) for axis in self._axes]
+
+    def _id(self, axis: tuple[Segment, ...]) -> int:
+        return self._axes.setdefault(axis, len(self._axes))
+
+    def values(self, config: ChannelConfig) -> list[dict[str, Any]]:
+        """For each of `modules`, the attributes it gets at a configuration."""
+        cuts = [cut(self.plan, axis, config) for axis in self._axes]
+        sizes = [c if isinstance(c, int) else sum(length for _, length in c) for c in cuts]
+        found: list[dict[str, Any]] = []
+        for module in self.modules:
+            values: dict[str, Any] = {name: cuts[axis] for name, axis in self._cuts.get(module, ())}
+            for name, axis in self._factors.get(module, ()):
+                values[name] = self._full[axis] / sizes[axis]
+            for name, axis, index in self._sizes.get(module, ()):
+                if index is None:
+                    values[name] = sizes[axis]
+                else:
+                    whole = list(values.get(name, getattr(module, name)))
+                    whole[index] = sizes[axis]
+                    values[name] = tuple(whole)
+            found.append(values)
+        return found
 
 
 def cut(plan: Plan, axis: Axis, config: ChannelConfig) -> Cut:
@@ -113,21 +149,16 @@ def cut(plan: Plan, axis: Axis, config: ChannelConfig) -> Cut:
     return ranges
 
 
-def averaging_factor(plan: Plan, name: str, config: ChannelConfig) -> float:
-    """Output averaging: full inputs over active inputs, as a factor of the weight."""
-    axes = plan.tensors[_in_axis_tensor(plan, name)]
-    axis = axes[plan.inputs[name]]
-    if axis is None:
-        return 1.0
-    return plan.axis_size(axis, plan.full) / plan.axis_size(axis, config)
+def input_axis(plan: Plan, name: str) -> Axis:
+    """The input axis of a weight that output averaging scales.
 
-
-def _in_axis_tensor(plan: Plan, name: str) -> str:
-    """Under weight norm the magnitude is scaled, and the direction knows the inputs."""
+    Under weight norm the magnitude is what is scaled, and the direction knows the inputs.
+    """
     for magnitude, direction in (("weight_g", "weight_v"), ("original0", "original1")):
-        if name.endswith(magnitude) and name[: -len(magnitude)] + direction in plan.tensors:
-            return name[: -len(magnitude)] + direction
-    return name
+        partner = name.removesuffix(magnitude) + direction
+        if name.endswith(magnitude) and partner in plan.tensors:
+            return plan.tensors[partner][plan.inputs[name]]
+    return plan.tensors[name][plan.inputs[name]]
 
 
 def tensor_owners(model: nn.Module, plan: Plan) -> list[tuple[str, nn.Module, str]]:
@@ -139,9 +170,7 @@ def tensor_owners(model: nn.Module, plan: Plan) -> list[tuple[str, nn.Module, st
     for name in plan.tensors:
         path, _, key = name.rpartition(".")
         module = model.get_submodule(path)
-        tensor = module._parameters.get(key)
-        if tensor is None:
-            tensor = module._buffers.get(key)
+        tensor = held_tensor(module, key)
         if tensor is not None:
             by_identity[id(tensor)] = name
     return [

@@ -107,9 +107,7 @@ def calibrated_widths(model: nn.Module) -> list[Width]:
     return []
 
 
-def _keep(
-    state: SlimmableState, norm: nn.Module, config: ChannelConfig, entry: Statistics
-) -> None:
+def _keep(state: SlimmableState, norm: nn.Module, config: ChannelConfig, entry: Statistics) -> None:
     if config == state.plan.full:
         # The full width's statistics are the buffers that `state_dict` holds.
         for name in _TENSORS:

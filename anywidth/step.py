@@ -81,7 +81,9 @@ class SandwichStep:
         self.optimizer = optimizer
         self.loss = loss
         self.distill = distill
-        self.sampling = widths if isinstance(widths, Sampling) else Sampling(count=widths, seed=seed)
+        if isinstance(widths, int):
+            widths = Sampling(count=widths, seed=seed)
+        self.sampling = widths
         self.truth = truth
         self.autocast = autocast
         self.after_backward = after_backward

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from anywidth.errors import AnywidthError
 
@@ -80,6 +81,10 @@ class ChannelConfig:
         object.__setattr__(self, "_lookup", dict(self.channels))
         object.__setattr__(self, "_hash", hash(self.channels))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Hashes of strings differ between processes: a kept one must not travel.
+        return ChannelConfig, (self.channels,)
+
     def __hash__(self) -> int:
         hashed: int = self.__dict__["_hash"]
         return hashed
@@ -113,7 +118,11 @@ class ChannelConfig:
 
     @staticmethod
     def from_json(data: Mapping[str, int]) -> ChannelConfig:
-        return ChannelConfig(tuple((str(name), int(n)) for name, n in data.items()))
+        if not isinstance(data, Mapping):
+            raise AnywidthError(
+                f"a configuration of {data!r}: expected a mapping, group to channels"
+            )
+        return ChannelConfig(tuple(data.items()))
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}={n}" for name, n in self.channels[:3])

@@ -1,13 +1,11 @@
-"""From a network to its plan: export the graph, run the rules over it, name the groups."""
+"""From a network to its plan: export the graph and run the rules over it."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import operator
 import warnings
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +14,10 @@ from torch import nn
 from torch.export.graph_signature import InputKind
 
 from anywidth.errors import AnywidthError
-from anywidth.groups import AttributeSlot, Axis, ChannelGroup, CostTerm, Plan, Segment
-from anywidth.layers import attribute_slots
+from anywidth.groups import Plan
+from anywidth.layers import is_narrowed
+from anywidth.trace.build import build_plan
 from anywidth.trace.rules import MAKERS, RULES
-from anywidth.trace.solver import Pieces, TracedAxis
 from anywidth.trace.value import Context, Traced, shape_of
 
 
@@ -40,13 +38,22 @@ def plan(model: nn.Module, example_input: Any) -> Plan:
     """
     if not isinstance(model, nn.Module):
         raise AnywidthError(f"plan(model={type(model).__name__}): expected a torch.nn.Module")
+    if any(is_narrowed(module) for module in model.modules()):
+        raise AnywidthError(
+            f"{type(model).__name__} (or a part of it) has been converted already; "
+            "its plan is anywidth.plan_of(model)"
+        )
     inputs = example_input if isinstance(example_input, tuple) else (example_input,)
-    exported = _export(model, inputs)
+    graphs = _export(model, inputs)
     context = Context(model)
-    tensors = _fresh_tensors(context, exported)
+    tensors = _fresh_tensors(context, graphs)
     _tie_attention(context, tensors)
-    _run_rules(context, exported, tensors)
-    found = _build(context, tensors, _batch_size(inputs))
+    for number, exported in enumerate(graphs):
+        costs, folds = list(context.costs), list(context.folds)
+        _run_rules(context, exported, tensors)
+        if number > 0:
+            context.costs, context.folds = costs, folds
+    found = build_plan(context, tensors, _batch_size(inputs))
     found.example = [
         (tuple(x.shape), str(x.dtype).removeprefix("torch."))
         for x in inputs
@@ -58,28 +65,49 @@ def plan(model: nn.Module, example_input: Any) -> Plan:
     return found
 
 
-def _export(model: nn.Module, inputs: tuple[Any, ...]) -> Any:
-    """The graph in training mode, where auxiliary heads run too, or else in evaluation mode."""
+def _export(model: nn.Module, inputs: tuple[Any, ...]) -> list[Any]:
+    """The graph in evaluation mode, whose cost counts; then the one in training mode if needed.
+
+    Needed it is where parameters wait for training (auxiliary heads), or evaluation cannot be
+    exported.
+    """
+    graphs: list[Any] = []
     errors: list[str] = []
     modes = {module: module.training for module in model.modules()}
     try:
-        for training in (True, False):
+        for training in (False, True):
             model.train(training)
             try:
                 with _readable_attention(), warnings.catch_warnings(), torch.no_grad():
                     warnings.simplefilter("ignore")
-                    return torch.export.export(model, inputs, strict=False)
+                    graphs.append(torch.export.export(model, inputs, strict=False))
             except Exception as error:
-                errors.append(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
+                lines = str(error).strip().splitlines() or ["no message"]
+                errors.append(f"{type(error).__name__}: {lines[0]}")
+            if graphs and not _unused(graphs[0]):
+                break
     finally:
         for module, mode in modes.items():
             module.training = mode
+    if graphs:
+        return graphs
     shapes = [tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in inputs]
     raise AnywidthError(
         f"{type(model).__name__} could not be exported with the example input {shapes}: "
-        f"{errors[-1]}. Check that model(*example_input) runs, with a batch of at least 2, and "
+        f"{errors[0]}. Check that model(*example_input) runs, with a batch of at least 2, and "
         "that forward() does not branch on the values of tensors"
     )
+
+
+def _unused(exported: Any) -> set[str]:
+    """The names of parameters that take no part in a graph."""
+    held = _held_tensors(exported)
+    parameters = set(exported.graph_signature.parameters)
+    return {
+        held[node.name]
+        for node in exported.graph.nodes
+        if node.name in held and held[node.name] in parameters and not node.users
+    }
 
 
 @contextlib.contextmanager
@@ -98,17 +126,21 @@ def _batch_size(inputs: tuple[Any, ...]) -> int:
     return int(tensors[0].shape[0]) if tensors else 1
 
 
-def _fresh_tensors(context: Context, exported: Any) -> dict[str, Traced]:
+def _fresh_tensors(context: Context, graphs: list[Any]) -> dict[str, Traced]:
     """Parameters and buffers by name, every axis of them free as yet."""
-    held = _held_tensors(exported)
+    unused = set.intersection(*map(_unused, graphs))
     tensors: dict[str, Traced] = {}
-    for node in exported.graph.nodes:
-        if node.name in held:
+    for exported in graphs:
+        held = _held_tensors(exported)
+        for node in exported.graph.nodes:
+            name = held.get(node.name)
+            if name is None or name in tensors:
+                continue
             shape = shape_of(node.meta["val"])
             axes = tuple(context.solver.new(n) if n > 1 else None for n in shape)
-            tensors[held[node.name]] = Traced(shape, axes, scale_name=held[node.name])
-            if not node.users:
-                context.fix_all([tensors[held[node.name]]], "takes no part in the traced forward")
+            tensors[name] = Traced(shape, axes, scale_name=name)
+            if name in unused:
+                context.fix_all([tensors[name]], "takes no part in the traced forward")
     return tensors
 
 
@@ -213,123 +245,5 @@ def _tie_attention(context: Context, tensors: dict[str, Traced]) -> None:
                     if axis is not None:
                         context.unify(own, axis)
         same = ("embed_dim", "kdim", "vdim") if module._qkv_same_embed_dim else ("embed_dim",)
-        context.attributes.append((path, "num_heads", heads))
-        context.attributes += [(path, name, width) for name in same]
-
-
-# ---- the plan ----------------------------------------------------------------------------------
-
-
-def _build(context: Context, tensors: dict[str, Traced], batch: int) -> Plan:
-    solver = context.solver
-    names, units = _name_groups(context, tensors)
-    makers = _layers_by_variable(context, context.makers)
-    readers = _layers_by_variable(context, context.readers)
-    groups = {}
-    for variable, name in names.items():
-        count, unit = solver.units(variable), units[variable]
-        fixed = solver.fixed(variable)
-        if fixed is None and count == 1:
-            fixed = f"is one unit of {unit} channels"
-        if fixed is None or variable in makers:
-            groups[name] = ChannelGroup(
-                name,
-                channels=count * unit,
-                unit=unit,
-                fixed=fixed,
-                makers=tuple(makers.get(variable, ())),
-                readers=tuple(readers.get(variable, ())),
-            )
-
-    def axis_of(axis: TracedAxis) -> Axis:
-        """None where nothing of the axis can ever narrow."""
-        pieces = solver.expand(axis or ())
-        elastic = any(solver.fixed(variable) is None for variable, _ in pieces)
-        return tuple(Segment(group_for(v), m) for v, m in pieces) if elastic else None
-
-    def group_for(variable: int) -> str:
-        name = names[variable]
-        if name not in groups:
-            size = solver.units(variable) * units[variable]
-            groups[name] = ChannelGroup(name, size, units[variable], fixed=solver.fixed(variable))
-        return name
-
-    def cost_of(layer: str, factor: int, axes: Sequence[Pieces]) -> CostTerm:
-        kept = [(axis, axis_of(axis)) for axis in axes]
-        whole = math.prod(solver.size(solver.expand(a)) for a, segments in kept if segments is None)
-        return CostTerm(layer, factor * whole // batch, tuple(s for _, s in kept if s is not None))
-
-    axes = {name: tuple(axis_of(a) for a in value.axes) for name, value in tensors.items()}
-    bound = [
-        AttributeSlot(path, name, segments)
-        for path, name, axis in dict.fromkeys(context.attributes)
-        if (segments := axis_of(axis)) is not None
-    ]
-    return Plan(
-        groups=groups,
-        tensors=axes,
-        shapes={name: value.shape for name, value in tensors.items()},
-        parameters=tuple(name for name, _ in context.model.named_parameters() if name in tensors),
-        attributes=bound + attribute_slots(context.model, axes),
-        costs=[cost_of(*term) for term in context.costs],
-        inputs=dict(context.inputs),
-        outputs={layer: axis_of(axis) for layer, axis in context.makers},
-        folds=_once(context.folds),
-    )
-
-
-def _layers_by_variable(
-    context: Context, listed: Sequence[tuple[str, TracedAxis]]
-) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = {}
-    for layer, axis in listed:
-        for variable, _ in context.solver.expand(axis or ()):
-            if layer not in found.setdefault(variable, []):
-                found[variable].append(layer)
-    return found
-
-
-def _once(folds: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The pairs whose layer and norm are each called exactly once."""
-    layers, norms = Counter(a for a, _ in folds), Counter(b for _, b in folds)
-    return [(a, b) for a, b in folds if a and b and layers[a] == norms[b] == 1]
-
-
-def _name_groups(
-    context: Context, tensors: dict[str, Traced]
-) -> tuple[dict[int, str], dict[int, int]]:
-    """A name for every variable that is left, and the channels in one unit of it.
-
-    A group is called after the layer that makes it first. Its unit is the number of channels
-    that one unit is in the output of a layer, so that its size is the one a reader expects.
-    """
-    solver = context.solver
-    units: dict[int, int] = {}
-    for _, axis in context.makers:
-        for variable, m in solver.expand(axis or ()):
-            units[variable] = max(units.get(variable, 0), m)
-    made = set(units)
-    for value in tensors.values():
-        for axis in value.axes:
-            for variable, m in solver.expand(axis or ()):
-                if variable not in made:
-                    units[variable] = math.gcd(units.get(variable, 0), m)
-    names: dict[int, str] = {}
-    taken: set[str] = set()
-
-    def give(axis: TracedAxis, base: str) -> None:
-        variables = list(dict.fromkeys(variable for variable, _ in solver.expand(axis or ())))
-        fresh = [v for v in variables if v not in names and v in units]
-        for variable in fresh:
-            name = base if len(fresh) == 1 else f"{base}[{variables.index(variable)}]"
-            while name in taken:
-                name += "'"
-            taken.add(name)
-            names[variable] = name
-
-    for layer, axis in context.makers:
-        give(axis, layer or "output")
-    for name, value in tensors.items():
-        for i, axis in enumerate(value.axes):
-            give(axis, f"{name}:{i}")
-    return names, units
+        context.attributes.append((path, "num_heads", heads, None))
+        context.attributes += [(path, name, width, None) for name in same]

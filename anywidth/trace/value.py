@@ -35,7 +35,8 @@ class Context:
     makers: list[tuple[str, TracedAxis]] = field(default_factory=list)
     readers: list[tuple[str, TracedAxis]] = field(default_factory=list)
     costs: list[tuple[str, int, tuple[Pieces, ...]]] = field(default_factory=list)
-    attributes: list[tuple[str, str, Pieces]] = field(default_factory=list)
+    # (module, attribute, axis it follows, place in the attribute if that is a tuple).
+    attributes: list[tuple[str, str, Pieces, int | None]] = field(default_factory=list)
     inputs: dict[str, int] = field(default_factory=dict)
     # (layer, batch norm) where nothing but the norm reads the layer's output.
     folds: list[tuple[str, str]] = field(default_factory=list)
@@ -92,11 +93,16 @@ class Context:
     def live(self, axis: TracedAxis) -> TracedAxis:
         return None if axis is None else self.solver.expand(axis)
 
-    def cost(self, value: Traced, inner: TracedAxis, inner_size: int) -> None:
-        """Counts the multiply-adds of a product whose result is `value`."""
-        factor, elastic = 1, []
-        pairs = [*zip(value.shape, value.axes, strict=True), (inner_size, inner)]
-        for size, axis in pairs:
+    def attribute(self, name: str, axis: TracedAxis, place: int | None = None) -> None:
+        """Lets an attribute of the present module follow an axis, if the module has it."""
+        module = self.model.get_submodule(self.layer)
+        if axis is not None and name in vars(module):
+            self.attributes.append((self.layer, name, axis, place))
+
+    def cost(self, value: Traced, inner: Sequence[tuple[int, TracedAxis]], times: int = 1) -> None:
+        """Counts the multiply-adds of a product: its result, times the axes summed over."""
+        factor, elastic = times, []
+        for size, axis in [*zip(value.shape, value.axes, strict=True), *inner]:
             if axis is None:
                 factor *= size
             else:

@@ -85,9 +85,8 @@ def _split(context: Context, axis: Pieces, sizes: Sequence[int]) -> tuple[int, T
     heads = _heads(context, sizes)
     place = heads[0] if heads else max(range(len(sizes)), key=lambda i: (sizes[i], i))
     before, after = math.prod(sizes[:place]), math.prod(sizes[place + 1 :])
-    parts: list[TracedAxis]
     try:
-        parts = list(solver.cut(axis, [sizes[place] * after] * before))
+        parts = solver.cut(axis, [sizes[place] * after] * before)
     except Unsplittable:
         solver.fix(axis, f"cut inside a unit by {context.op} of {context.layer}")
         return place, None
@@ -95,7 +94,7 @@ def _split(context: Context, axis: Pieces, sizes: Sequence[int]) -> tuple[int, T
     for part in parts:
         context.unify(part, tuple((variable, m * after) for variable, m in found))
     if heads:
-        context.attributes.append((*heads[1], found))
+        context.attributes.append((*heads[1], found, None))
     return place, solver.expand(found)
 
 

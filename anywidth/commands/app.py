@@ -1,0 +1,27 @@
+"""The commands, put together."""
+
+from __future__ import annotations
+
+import typer
+
+from anywidth.commands.evaluate import calibrate, compare, report, spectrum
+from anywidth.commands.inspect import inspect
+from anywidth.commands.predict import predict
+from anywidth.commands.train import train
+
+EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+app = typer.Typer(
+    help="Train one network, run it at any width.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command(context_settings=EXTRA)(train)
+app.command()(calibrate)
+app.command()(spectrum)
+app.command()(compare)
+app.command()(report)
+app.command()(predict)
+app.command()(inspect)

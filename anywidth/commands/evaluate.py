@@ -1,0 +1,105 @@
+"""`anywidth calibrate`, `spectrum`, `compare` and `report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from anywidth.errors import AnywidthError
+from anywidth.plots import plot_spectra
+from anywidth.results import missing_statistics, run_report, run_spectrum, saved_spectrum
+from anywidth.run import Run
+from anywidth.spectra import comparison_table, parse_widths, spectrum_table
+from anywidth.tasks.classification import open_trained
+
+console = Console()
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Widths = Annotated[
+    str | None, typer.Option(help="first:last:step, or a list such as 0.25,0.5,1.0.")
+]
+
+
+def calibrate(
+    run: RunFolder,
+    widths: Widths = None,
+    samples: Annotated[int | None, typer.Option(help="Training images [default: all].")] = None,
+    method: Annotated[str | None, typer.Option(help="exact or moving.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Compute batch-norm statistics of a trained network for any widths, and keep them.
+
+    Example:
+
+      anywidth calibrate runs/demo --widths 0.25:1.0:0.025 --samples 1000
+    """
+    trained = open_trained(run, device)
+    chosen = parse_widths(widths) if widths else trained.widths
+    with console.status(f"Calibrating {len(chosen)} widths"):
+        trained.calibrate(chosen, samples, method)
+    console.print(f"{len(chosen)} widths calibrated: {', '.join(map(str, chosen))}")
+
+
+def spectrum(
+    run: RunFolder,
+    widths: Widths = None,
+    latency: Annotated[bool, typer.Option(help="Measure the latency of each width.")] = True,
+    device: Device = "auto",
+) -> None:
+    """Evaluate a trained network at many widths: a table, spectrum.csv and plots.
+
+    Widths without batch-norm statistics are calibrated first.
+
+    Example:
+
+      anywidth spectrum runs/demo --widths 0.25:1.0:0.025
+    """
+    trained = open_trained(run, device)
+    chosen = parse_widths(widths) if widths else trained.widths
+    missing = missing_statistics(trained, chosen)
+    if missing:
+        with console.status(f"Calibrating {len(missing)} widths"):
+            trained.calibrate(missing)
+    console.print(spectrum_table(run_spectrum(trained, chosen, latency)))
+    console.print(f"Written: {run / 'spectrum.csv'} and plots in {run / 'plots'}")
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs with a spectrum.")],
+    out: Annotated[Path, typer.Option(help="The plot: .png or .svg.")] = Path("comparison.png"),
+    metric: Annotated[str | None, typer.Option(help="Which metric to draw.")] = None,
+) -> None:
+    """Put the spectra of several runs (US-, S- and I-Nets) into one table and one plot.
+
+    Example:
+
+      anywidth compare runs/us runs/s runs/i-0.25 runs/i-1.0 --out comparison.png
+    """
+    if len(runs) < 2:
+        raise AnywidthError("compare needs at least two runs")
+    spectra = [saved_spectrum(Run.open(folder)) for folder in runs]
+    console.print(comparison_table(spectra, metric))
+    plot_spectra(spectra, out, metric)
+    console.print(f"Written: {out}")
+
+
+def report(
+    run: RunFolder,
+    baseline: Annotated[
+        list[Path] | None, typer.Option(help="A run to draw beside it; may be repeated.")
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Write report.html: spectrum, training curves, a table of widths, the plan, on one page.
+
+    Example:
+
+      anywidth report runs/us --baseline runs/i-0.25 --baseline runs/i-1.0
+    """
+    trained = open_trained(run, device, with_data=False)
+    baselines = [saved_spectrum(Run.open(folder)) for folder in baseline or []]
+    console.print(f"Report: {run_report(trained, baselines)}")

@@ -1,0 +1,35 @@
+"""`anywidth predict`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from anywidth.convert import at_width
+from anywidth.tasks import classification
+
+console = Console()
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file.")],
+    width: Annotated[float, typer.Option(help="The width to run at.")] = 1.0,
+    top: Annotated[int, typer.Option(help="How many classes to print.")] = 5,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+) -> None:
+    """Classify an image with a trained network at a width of your choice.
+
+    The width must have been calibrated: anywidth calibrate RUN --widths 0.4
+
+    Example:
+
+      anywidth predict runs/demo shirt.png --width 0.4
+    """
+    trained = classification.open_trained(run, device, with_data=False)
+    with at_width(trained.model, width):
+        for name, probability in classification.predict(trained, image, top):
+            console.print(f"{100 * probability:6.2f} %  {name}", highlight=False)

@@ -1,0 +1,169 @@
+"""`anywidth train`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from anywidth.config import describe, from_json, override
+from anywidth.distributed import barrier, local_device, rank, start_processes, stop_processes
+from anywidth.errors import AnywidthError
+from anywidth.recipes import RECIPES, recipe
+from anywidth.results import missing_statistics, run_report, run_spectrum
+from anywidth.run import Run
+from anywidth.spectra import spectrum_table
+from anywidth.tasks.classification import ClassificationConfig, open_trained, train_run
+
+console = Console()
+
+
+def train(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RECIPE] [--FIELD VALUE]...",
+            help="A recipe (--list prints them) and fields of its configuration to change.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the new run [default: runs/RECIPE-TIME].")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with an interrupted run, from its last checkpoint.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images a step, all ranks.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    report: Annotated[
+        bool, typer.Option(help="Then calibrate, draw the spectrum and write the report.")
+    ] = True,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print every field of the configuration and stop.")
+    ] = False,
+    list_recipes: Annotated[bool, typer.Option("--list", help="Print the recipes.")] = False,
+) -> None:
+    """Train one network for all widths (or a baseline), then calibrate it and draw its spectrum.
+
+    Any field of the configuration can be given as an option, such as --learning-rate 0.2 or
+    --method i --width 0.25; --show lists them all. Ctrl-C stops after the present step and leaves
+    a run that --resume goes on with.
+
+    Examples:
+
+      anywidth train                                  bundled images, minutes on a CPU
+
+      anywidth train cifar10_mobilenet_v1 --data-dir DIR --out runs/cifar
+
+      anywidth train --resume runs/cifar
+
+      torchrun --nproc-per-node 8 -m anywidth train imagenet_us_mobilenet_v1 --data-dir DIR
+    """
+    if list_recipes:
+        _print_recipes()
+        return
+    name, fields = _split_arguments(arguments or [])
+    if resume is not None:
+        config, folder = _config_of(resume), resume
+        _refuse_changes(arguments, epochs, batch_size, seed)
+        if device is not None:
+            config = override(config, {"device": device})
+    else:
+        named = {"epochs": epochs, "batch_size": batch_size, "seed": seed, "device": device}
+        changes = {field: str(value) for field, value in named.items() if value is not None}
+        config = override(recipe(name), {**fields, **changes})
+        folder = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if show:
+        _print_fields(config)
+        return
+    start_processes(local_device(config.device))
+    try:
+        if not _train(config, folder, is_new=resume is None):
+            if rank() == 0:
+                console.print(f"Stopped. Go on with: anywidth train --resume {folder}")
+            raise typer.Exit(130)
+        if report and rank() == 0:
+            finish(folder, config.device)
+        barrier()
+    finally:
+        stop_processes()
+
+
+def _train(config: ClassificationConfig, folder: Path, is_new: bool) -> bool:
+    if rank() == 0:
+        run = Run.create(folder, config) if is_new else Run.open(folder, writing=True)
+        console.print(f"Run: {folder}")
+    barrier()
+    if rank() != 0:
+        run = Run.open(folder)
+    if run.finished:
+        if rank() == 0:
+            console.print("Training has finished already.")
+        return True
+    return train_run(run, config)
+
+
+def finish(folder: Path, device: str) -> None:
+    """Calibrates all widths of a trained run, draws its spectrum and writes its report."""
+    trained = open_trained(folder, device)
+    missing = missing_statistics(trained, trained.widths)
+    if missing:
+        with console.status(f"Calibrating {len(missing)} widths"):
+            trained.calibrate(trained.widths)
+    console.print(spectrum_table(run_spectrum(trained)))
+    console.print(f"Report: {run_report(trained)}")
+
+
+def _config_of(folder: Path) -> ClassificationConfig:
+    return from_json(ClassificationConfig, Run.open(folder).config_data)
+
+
+def _refuse_changes(*values: object) -> None:
+    if any(value is not None for value in values):
+        raise AnywidthError(
+            "--resume goes on with the run's own configuration: leave out the other options "
+            "(--device may change), or start a new run"
+        )
+
+
+def _split_arguments(arguments: list[str]) -> tuple[str, dict[str, str]]:
+    """`RECIPE --learning-rate 0.2 --nonuniform --cutout=8` as a name, and fields with texts."""
+    found: dict[str, str] = {}
+    rest = list(arguments)
+    name = rest.pop(0) if rest and not rest[0].startswith("--") else "fashion_mnist_demo"
+    while rest:
+        option = rest.pop(0)
+        if not option.startswith("--"):
+            raise AnywidthError(
+                f"{option!r} is not an option: expected --field value (a recipe comes first)"
+            )
+        field, has_value, value = option[2:].partition("=")
+        if not has_value:
+            if rest and not rest[0].startswith("--"):
+                value = rest.pop(0)
+            elif field.startswith("no-"):
+                field, value = field[3:], "false"
+            else:
+                value = "true"
+        found[field] = value
+    return name, found
+
+
+def _print_recipes() -> None:
+    for found in RECIPES:
+        summary = (found.__doc__ or "").strip().splitlines()[0]
+        console.print(f"[bold]{found.__name__}[/bold]  {summary}", highlight=False)
+
+
+def _print_fields(config: ClassificationConfig) -> None:
+    table = Table(box=None, pad_edge=False)
+    for column in ("option", "value", "meaning"):
+        table.add_column(column)
+    for row in describe(config):
+        table.add_row(f"--{row.name.replace('_', '-')}", row.value, row.help)
+    console.print(table)

@@ -1,0 +1,172 @@
+"""Networks and input shapes named on a command line."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import nn
+
+from anywidth import models
+from anywidth.errors import AnywidthError
+
+FORMS = "mobilenet_v1, torchvision:resnet50, timm:resnet50 or package.module:function"
+
+# Their default initialisation takes many seconds and is of no use to one who loads weights.
+_SLOW_TO_INITIALIZE = ("googlenet", "inception_v3")
+
+
+def load_model(spec: str, **options: Any) -> nn.Module:
+    """Builds the network that `spec` names; nothing is downloaded.
+
+    Args:
+        spec: a network of `anywidth.models` ("mobilenet_v1"), one of torchvision
+            ("torchvision:resnet50"), one of timm ("timm:resnet50"), or any function that returns
+            a network ("package.module:function"; the current folder is searched too).
+        options: handed to the function that builds it, e.g. `num_classes=10`.
+
+    Example:
+        >>> load_model("torchvision:mobilenet_v2", num_classes=10)
+    """
+    source, colon, name = spec.partition(":")
+    if not colon:
+        return _build(spec, _from_zoo(spec), options)
+    if not source or not name:
+        raise AnywidthError(f"no network {spec!r}: expected something like {FORMS}")
+    if source == "torchvision":
+        return _build(spec, _from_torchvision(name), options)
+    if source == "timm":
+        return _build(spec, _from_timm(name), options)
+    with _current_folder_importable():
+        found = _from_module(spec, source, name)
+        return found if isinstance(found, nn.Module) else _build(spec, found, options)
+
+
+def parse_input(text: str) -> tuple[int, ...]:
+    """The shape of one example, without the batch: "3x224x224" gives (3, 224, 224)."""
+    parts = [part.strip() for part in text.lower().split("x")]
+    # Only ASCII digits: int() would also take "1_0" and other scripts.
+    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+        raise AnywidthError(
+            f"input {text!r} is not a shape: expected whole numbers above 0 joined by x, without "
+            "the batch, such as 3x224x224"
+        )
+    return tuple(map(int, parts))
+
+
+def _from_zoo(name: str) -> Callable[..., Any]:
+    if name not in models.__all__:
+        raise AnywidthError(
+            f"no network {name!r} in anywidth.models{_close(name, models.__all__)}: expected one "
+            f"of {', '.join(models.__all__)}, or where it is from: torchvision:{name}, "
+            f"timm:{name} or package.module:{name}"
+        )
+    builder: Callable[..., Any] = getattr(models, name)
+    return builder
+
+
+def _from_torchvision(name: str) -> Callable[..., Any]:
+    try:
+        from torchvision.models import get_model_builder, list_models
+    except ImportError as error:
+        raise AnywidthError(
+            f"torchvision:{name} needs torchvision ({error}): install anywidth[cli]"
+        ) from error
+    if name not in list_models():
+        raise AnywidthError(
+            f"no network {name!r} in torchvision{_close(name, list_models())}: "
+            "torchvision.models.list_models() lists all"
+        )
+    builder = get_model_builder(name)
+    fixed: dict[str, Any] = {"weights": None}
+    if "weights_backbone" in inspect.signature(builder).parameters:
+        fixed["weights_backbone"] = None
+    if name in _SLOW_TO_INITIALIZE:
+        fixed["init_weights"] = False
+    return lambda **options: builder(**{**fixed, **options})
+
+
+def _from_timm(name: str) -> Callable[..., Any]:
+    try:
+        import timm
+    except ImportError as error:
+        raise AnywidthError(f"timm:{name} needs timm ({error}): install anywidth[timm]") from error
+    if not timm.is_model(name):
+        raise AnywidthError(
+            f"no network {name!r} in timm{_close(name, timm.list_models())}: "
+            "timm.list_models() lists all"
+        )
+    return lambda **options: timm.create_model(name, **{"pretrained": False, **options})
+
+
+def _from_module(spec: str, module_name: str, name: str) -> Any:
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise AnywidthError(
+                f"{spec!r}: importing {module_name} failed, {error}; install what it needs"
+            ) from error
+        raise AnywidthError(
+            f"{spec!r}: no module {error.name!r} in the current folder or among the installed "
+            f"packages; expected something like {FORMS}"
+        ) from error
+    except Exception as error:
+        raise AnywidthError(f"{spec!r}: importing {module_name} raised {_spell(error)}") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            names = [known for known in dir(found) if not known.startswith("_")]
+            raise AnywidthError(f"{spec!r}: {module_name} has no {part!r}{_close(part, names)}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise AnywidthError(
+            f"{spec!r} is {type(found).__name__}: expected a function that returns a network"
+        )
+    return found
+
+
+def _build(spec: str, builder: Callable[..., Any], options: dict[str, Any]) -> nn.Module:
+    try:
+        model = builder(**options)
+    except AnywidthError:
+        raise
+    except Exception as error:
+        given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        with_options = f" with {given}" if given else ""
+        raise AnywidthError(f"building {spec!r}{with_options} raised {_spell(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise AnywidthError(
+            f"{spec!r} returned {type(model).__name__}: expected a function that returns a "
+            "torch.nn.Module"
+        )
+    return model
+
+
+@contextlib.contextmanager
+def _current_folder_importable() -> Iterator[None]:
+    """As under `python -m`: a network in a file beside the user is found by its name."""
+    folder = os.getcwd()
+    if folder in sys.path or "" in sys.path:
+        yield
+        return
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(folder)
+
+
+def _spell(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _close(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(names), n=3)
+    return f" (did you mean {' or '.join(near)}?)" if near else ""

@@ -1,0 +1,78 @@
+"""What a plan is made of: groups of channels, stretches of axes, costs, attributes that follow."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from anywidth.width import round_channels
+
+
+class Segment(NamedTuple):
+    """A stretch of an axis: `per_unit` entries for every `unit` active channels of a group."""
+
+    group: str
+    per_unit: int
+
+
+# The segments of one axis in order; None for an axis whose size never changes.
+Axis = tuple[Segment, ...] | None
+
+
+@dataclass(frozen=True)
+class ChannelGroup:
+    """Channels that must be narrowed together.
+
+    Args:
+        name: the layer that makes these channels first.
+        channels: how many there are at full width.
+        unit: active counts are multiples of this (a head, or the channels of one convolution
+            group); 1 for ordinary channels.
+        divisor: rounding for this group alone; None takes the width range's.
+        fixed: why the group always runs in full; None where it is elastic.
+        tied: (other group, multiple): this group has `multiple` times the other's channels.
+        makers: layers whose output these channels are.
+        readers: layers that take them as input.
+    """
+
+    name: str
+    channels: int
+    unit: int = 1
+    divisor: int | None = None
+    fixed: str | None = None
+    tied: tuple[str, int] | None = None
+    makers: tuple[str, ...] = ()
+    readers: tuple[str, ...] = ()
+
+    def round(self, channels: float, divisor: int) -> int:
+        """The nearest count this group may have, by the rounding rule."""
+        step = self.divisor or divisor
+        if step > self.channels:
+            step = 1  # a divisor larger than the whole group would never let it narrow
+        step = step * self.unit // math.gcd(step, self.unit)
+        if step > self.channels:
+            step = self.unit
+        return min(self.channels, round_channels(channels, step))
+
+
+@dataclass(frozen=True)
+class CostTerm:
+    """Multiply-adds of one operation: `factor` times the sizes of its elastic axes."""
+
+    layer: str
+    factor: int
+    axes: tuple[tuple[Segment, ...], ...]
+
+
+@dataclass(frozen=True)
+class AttributeSlot:
+    """A whole-number attribute of a module that follows the size of an axis.
+
+    With `index`, the attribute is a tuple and one of its entries follows.
+    """
+
+    module: str
+    attribute: str
+    axis: tuple[Segment, ...]
+    index: int | None = None

@@ -1,0 +1,133 @@
+"""What a finished run shows: its spectrum in a table, in files and in plots, and its report."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from anywidth._version import __version__
+from anywidth.config import to_json
+from anywidth.convert import plan_of
+from anywidth.errors import AnywidthError
+from anywidth.files import read_json, write_json
+from anywidth.metrics import read_metrics
+from anywidth.plots import plot_curves, plot_spectra
+from anywidth.report import Section, write_report
+from anywidth.run import Run
+from anywidth.spectra import Spectrum, spectrum
+from anywidth.statistics import calibrated_widths
+from anywidth.width import Width
+
+_SPECTRUM = "spectrum.json"
+
+
+class Trained(Protocol):
+    """What every task's finished run can do."""
+
+    @property
+    def run(self) -> Run: ...
+
+    @property
+    def config(self) -> Any: ...
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def widths(self) -> list[float]: ...
+
+    def calibrate(
+        self, widths: Sequence[Width], samples: int | None = None, method: str | None = None
+    ) -> None: ...
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]: ...
+
+
+def missing_statistics(trained: Trained, widths: Sequence[float]) -> list[float]:
+    """Those of the widths that have to be calibrated before they can be evaluated."""
+    known = calibrated_widths(trained.model)
+    if not known:
+        return []
+    floats = [width for width in known if isinstance(width, float)]
+    return [width for width in widths if not any(abs(width - k) < 1e-9 for k in floats)]
+
+
+def run_spectrum(
+    trained: Trained, widths: Sequence[float] | None = None, measure_latency: bool = True
+) -> Spectrum:
+    """Evaluates a run at many widths, and writes spectrum.csv, .json, and plots of it."""
+    chosen = list(widths or trained.widths)
+    found = spectrum(
+        trained.model,
+        trained.evaluate,
+        chosen,
+        name=trained.name,
+        measure_latency=measure_latency,
+    )
+    kind = getattr(trained.config, "method", "us")
+    if kind == "i":
+        # An I-Net is made for one width; what it does at others is the control.
+        kind = "i" if chosen == [1.0] else "control"
+    found = replace(found, kind=kind)
+    folder = trained.run.folder
+    write_json(folder / _SPECTRUM, found.to_json())
+    found.to_csv(folder / "spectrum.csv")
+    trained.run.plots_folder.mkdir(exist_ok=True)
+    for suffix in ("png", "svg"):
+        plot_spectra([found], trained.run.plots_folder / f"spectrum.{suffix}", title=found.name)
+    return found
+
+
+def saved_spectrum(run: Run) -> Spectrum:
+    """The spectrum that `anywidth spectrum` left in a run's folder."""
+    path = run.folder / _SPECTRUM
+    if not path.exists():
+        raise AnywidthError(f"{run.folder} has no spectrum yet: anywidth spectrum {run.folder}")
+    return Spectrum.from_json(read_json(path))
+
+
+def run_report(
+    trained: Trained, baselines: Sequence[Spectrum] = (), sections: Sequence[Section] = ()
+) -> Path:
+    """Writes report.html: one page with everything a run shows."""
+    run = trained.run
+    rows = read_metrics(run.metrics_path) if run.metrics_path.exists() else []
+    if rows:
+        run.plots_folder.mkdir(exist_ok=True)
+        plot_curves(rows, run.plots_folder / "training.png")
+    path = run.folder / "report.html"
+    write_report(
+        path,
+        title=f"{trained.name} on {trained.config.data}",
+        run_summary={
+            "configuration": to_json(trained.config),
+            "versions": {
+                "anywidth": __version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                "device": _device_name(trained.model),
+            },
+        },
+        spectrum=saved_spectrum(run),
+        baselines=baselines,
+        metrics=rows,
+        plan_text=str(plan_of(trained.model)),
+        extra_sections=sections,
+    )
+    return path
+
+
+def _device_name(model: nn.Module) -> str:
+    device = next(model.parameters()).device
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"

@@ -1,0 +1,453 @@
+"""Image classification: one network trained for all widths, and the baselines beside it.
+
+The same code trains a universally slimmable network (US-Net), a slimmable one with a few switches
+(S-Net) and an individually trained one (I-Net); `ClassificationConfig.method` says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anywidth.config import from_json
+from anywidth.convert import at_width, slimmable, track_statistics
+from anywidth.data.augment import Augmentation
+from anywidth.data.classification import ClassificationData, Loader, load_classification
+from anywidth.distillation import soft_cross_entropy
+from anywidth.distributed import local_device, rank, sum_over_ranks, world_size
+from anywidth.errors import AnywidthError
+from anywidth.extraction import extract_quietly
+from anywidth.model_spec import load_model
+from anywidth.models.building import initialize
+from anywidth.run import Run
+from anywidth.sampling import Sampling
+from anywidth.statistics import calibrate, load_statistics, statistics_to_tensors
+from anywidth.step import SandwichStep, StepResult
+from anywidth.switchable import add_private_affine
+from anywidth.training import Training, load_weights, save_weights, train
+from anywidth.width import Width, WidthRange
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass(frozen=True)
+class ClassificationConfig:
+    """Every choice of a classification run; the defaults are the paper's where it has them."""
+
+    task: ClassVar[str] = "classification"
+    version: ClassVar[int] = 1
+
+    model: str = field(
+        default="mobilenet_v1",
+        metadata=_help("a name of the zoo, torchvision:NAME, timm:NAME or package.module:function"),
+    )
+    total_stride: int | None = field(
+        default=None, metadata=_help("of the zoo's networks: 32 for 224 px, 8 for 32 px")
+    )
+    data: str = field(
+        default="bundled",
+        metadata=_help("bundled, fashion_mnist, cifar10, cifar100, or folder (ImageNet's layout)"),
+    )
+    data_dir: str | None = field(default=None, metadata=_help("where the data lies"))
+    image_size: int | None = field(default=None, metadata=_help("crop of folder images, px"))
+    limit: int | None = field(default=None, metadata=_help("use only so many training images"))
+    validation: Literal["test", "split"] = field(
+        default="test", metadata=_help("the test set, or a tenth split from the training set")
+    )
+    workers: int = field(default=8, metadata=_help("processes that decode folder images"))
+    skip_corrupt: bool = field(default=False, metadata=_help("skip image files that are damaged"))
+
+    method: Literal["us", "s", "i"] = field(
+        default="us", metadata=_help("universally slimmable, switches only, or one width alone")
+    )
+    low: float = field(default=0.25, metadata=_help("narrowest width (the paper's k0)"))
+    high: float = field(default=1.0, metadata=_help("widest width"))
+    divisor: int = field(default=8, metadata=_help("channels are multiples of this (d)"))
+    width: float = field(default=1.0, metadata=_help("the one width of an I-Net"))
+    switches: tuple[float, ...] = field(
+        default=(0.25, 0.5, 0.75, 1.0), metadata=_help("the widths of an S-Net")
+    )
+    private_affine: bool = field(
+        default=False, metadata=_help("S-Net: a batch-norm scale and bias for each switch")
+    )
+    widths_per_step: int = field(default=4, metadata=_help("widths trained each step (n)"))
+    rule: Literal["sandwich", "random", "min+random", "max+random"] = field(
+        default="sandwich", metadata=_help("how they are drawn")
+    )
+    nonuniform: bool = field(default=False, metadata=_help("each group draws its own width"))
+    lattice: int | None = field(default=None, metadata=_help("draw from so many configurations"))
+    distill: bool = field(default=True, metadata=_help("inplace distillation"))
+    temperature: float = field(default=1.0, metadata=_help("of the soft labels"))
+    truth: float = field(default=0.0, metadata=_help("share of true labels in distillation"))
+    average_outputs: bool = field(default=False, metadata=_help("output averaging"))
+
+    epochs: int = field(default=10, metadata=_help("passes over the training images"))
+    batch_size: int = field(default=128, metadata=_help("images a step, all ranks together"))
+    learning_rate: float = field(default=0.1, metadata=_help("at its highest"))
+    warmup_epochs: float = field(default=0.0, metadata=_help("rise to it over so many epochs"))
+    momentum: float = field(default=0.9, metadata=_help("of SGD, nesterov"))
+    weight_decay: float = field(
+        default=1e-4, metadata=_help("on linear weights and convolutions that are not depthwise")
+    )
+    flip: bool = field(default=True, metadata=_help("mirror training images at random"))
+    crop_padding: int = field(default=4, metadata=_help("random crop after padding, px"))
+    cutout: int = field(default=0, metadata=_help("side of a square cut out, px"))
+
+    calibration_samples: int | None = field(
+        default=None, metadata=_help("training images for batch-norm statistics; none takes all")
+    )
+    calibration_method: Literal["exact", "moving"] = field(
+        default="exact", metadata=_help("how they are averaged")
+    )
+    evaluation_batch_size: int = field(default=500, metadata=_help("images a step, evaluating"))
+    precision: Literal["auto", "float32", "bfloat16"] = field(
+        default="auto", metadata=_help("auto is bfloat16 on a GPU, float32 on a CPU")
+    )
+    device: str = field(default="auto", metadata=_help("auto, cpu, cuda or cuda:N"))
+    seed: int = field(default=0, metadata=_help("of everything random"))
+    validate_every: int = field(default=1, metadata=_help("epochs between validations"))
+    log_every: int = field(default=20, metadata=_help("steps between rows of metrics.csv"))
+    checkpoint_every: int = field(default=200, metadata=_help("steps between checkpoints"))
+
+
+# ---- data, network, optimiser --------------------------------------------------------------------
+
+
+def load_data(config: ClassificationConfig, device: torch.device) -> ClassificationData:
+    augmentation: Any = Augmentation(config.flip, config.crop_padding, cutout=config.cutout)
+    if config.data not in ("bundled", "fashion_mnist", "cifar10", "cifar100"):
+        from anywidth.data.folder_images import FolderAugmentation
+
+        augmentation = FolderAugmentation(flip=config.flip)
+    return load_classification(
+        config.data,
+        config.data_dir,
+        batch_size=config.batch_size,
+        evaluation_batch_size=config.evaluation_batch_size,
+        augmentation=augmentation,
+        seed=config.seed,
+        device=device,
+        rank=rank(),
+        world_size=world_size(),
+        workers=config.workers,
+        image_size=config.image_size,
+        limit=config.limit,
+        validation=config.validation,
+        skip_corrupt=config.skip_corrupt,
+    )
+
+
+def build_model(
+    config: ClassificationConfig, classes: int, input_shape: tuple[int, int, int]
+) -> nn.Module:
+    """The converted network of a configuration, with its initial weights."""
+    torch.manual_seed(config.seed)
+    options: dict[str, Any] = {"num_classes": classes}
+    if ":" not in config.model:
+        options["in_channels"] = input_shape[0]
+        if config.total_stride is not None:
+            options["total_stride"] = config.total_stride
+    model = load_model(config.model, **options)
+    example = torch.randn(2, *input_shape)
+    widths = WidthRange(config.low, config.high, config.divisor)
+    if config.method == "i" and config.width < 1:
+        # A network of that width built for it: its initial weights know its own fan-out.
+        wide = WidthRange(min(config.low, config.width), 1.0, config.divisor)
+        slimmable(model, None, wide, example_input=example, verified=False)
+        model = extract_quietly(model, config.width)
+        initialize(model)
+        widths = WidthRange(1.0, 1.0, config.divisor)
+    slimmable(model, None, widths, example_input=example, average_outputs=config.average_outputs)
+    if config.method == "s":
+        for width in config.switches:
+            track_statistics(model, width)
+        if config.private_affine:
+            add_private_affine(model, config.switches)
+    return to_channels_last(model)
+
+
+def to_channels_last(model: nn.Module) -> nn.Module:
+    """The memory layout that convolutions are fastest in, on a CPU too."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 4:
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    return model
+
+
+def sampling_of(config: ClassificationConfig) -> Sampling:
+    if config.method == "i":
+        return Sampling("fixed", widths=(1.0,), seed=config.seed)
+    if config.method == "s":
+        return Sampling("fixed", widths=config.switches, seed=config.seed)
+    return Sampling(
+        config.rule,
+        config.widths_per_step,
+        config.nonuniform,
+        config.lattice,
+        seed=config.seed,
+    )
+
+
+def make_optimizer(model: nn.Module, config: ClassificationConfig) -> torch.optim.Optimizer:
+    """SGD; weight decay on linear weights and on convolutions that are not depthwise."""
+    decayed: list[nn.Parameter] = []
+    free: list[nn.Parameter] = []
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            is_depthwise = isinstance(module, nn.Conv2d) and 1 < module.groups == module.in_channels
+            is_layer = isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+            (decayed if is_layer and name == "weight" and not is_depthwise else free).append(
+                parameter
+            )
+    groups = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": free, "weight_decay": 0.0},
+    ]
+    return torch.optim.SGD(
+        [group for group in groups if group["params"]],
+        lr=config.learning_rate,
+        momentum=config.momentum,
+        nesterov=config.momentum > 0,
+    )
+
+
+def learning_rate(step: int, total: int, warmup: int, highest: float) -> float:
+    """Linear to zero over all steps, after a linear rise if there is one."""
+    if step < warmup:
+        return highest * (step + 1) / warmup
+    return highest * (total - step) / max(1, total - warmup)
+
+
+def precision_of(config: ClassificationConfig, device: torch.device) -> torch.dtype | None:
+    if config.precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" else None
+    return torch.bfloat16 if config.precision == "bfloat16" else None
+
+
+# ---- training ------------------------------------------------------------------------------------
+
+
+def train_run(run: Run, config: ClassificationConfig) -> bool:
+    """Trains until the last epoch, or an interrupt (then false); resumes where the run left off."""
+    device = local_device(config.device)
+    data = load_data(config, device)
+    model = build_model(config, len(data.classes), data.input_shape).to(device)
+    uses_distillation = (
+        config.distill
+        and config.method == "us"
+        and config.rule
+        in (
+            "sandwich",
+            "max+random",
+        )
+    )
+    distill = partial(soft_cross_entropy, temperature=config.temperature)
+    step = SandwichStep(
+        model,
+        make_optimizer(model, config),
+        F.cross_entropy,
+        distill if uses_distillation else None,
+        sampling_of(config),
+        truth=config.truth,
+        autocast=precision_of(config, device),
+    )
+    total = config.epochs * len(data.train)
+    warmup = round(config.warmup_epochs * len(data.train))
+    training = Training(
+        run,
+        step,
+        data.train,
+        config.epochs,
+        lambda number: learning_rate(number, total, warmup, config.learning_rate),
+        _measure,
+        partial(_validate, model, data.validation, _ends(model, config)),
+        config.validate_every,
+        config.log_every,
+        config.checkpoint_every,
+    )
+    if not train(training):
+        return False
+    if rank() == 0:
+        statistics, metadata = statistics_to_tensors(model)
+        run.save_final(
+            {"model": model.state_dict(), "statistics": statistics},
+            {
+                "steps": step.count,
+                "classes": list(data.classes),
+                "input_shape": list(data.input_shape),
+                "mean": list(data.mean),
+                "std": list(data.std),
+            },
+            metadata={"statistics": metadata},
+        )
+    return True
+
+
+def _measure(result: StepResult, labels: Tensor) -> dict[str, Tensor]:
+    """Loss and accuracy on the batch, at the widest and the narrowest width of the step."""
+    sizes = [sum(n for _, n in config.items()) for config in result.widths]
+    widest, narrowest = sizes.index(max(sizes)), sizes.index(min(sizes))
+    values: dict[str, Tensor] = {}
+    for name, index in (("max", widest), ("min", narrowest)):
+        correct = result.outputs[index].argmax(1) == labels
+        values[f"loss_{name}"] = result.losses[index]
+        values[f"accuracy_{name}"] = 100 * correct.float().mean()
+    return values
+
+
+def _ends(model: nn.Module, config: ClassificationConfig) -> dict[str, float]:
+    """The widths whose statistics are tracked while training, by the name they are logged under."""
+    if config.method == "i":
+        return {"max": 1.0}
+    if config.method == "s":
+        return {"max": max(config.switches), "min": min(config.switches)}
+    ends = {"max": config.high, "min": config.low}
+    rules = {"random": (), "min+random": ("min",), "max+random": ("max",)}
+    return {name: ends[name] for name in rules.get(config.rule, ("max", "min"))}
+
+
+def _validate(model: nn.Module, loader: Loader, ends: dict[str, float]) -> dict[str, float]:
+    values = {}
+    model.eval()
+    for name, width in ends.items():
+        with at_width(model, width):
+            values[f"validation_error_{name}"] = evaluate(model, loader)["top1_error"]
+    model.train()
+    return values
+
+
+# ---- after training ------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, loader: Loader) -> dict[str, float]:
+    """Errors in percent and loss over a loader, at the width the network is set to."""
+    device = next(model.parameters()).device
+    totals = torch.zeros(4, dtype=torch.float64 if device.type == "cpu" else torch.float32).to(
+        device
+    )
+    for images, labels in loader:
+        if len(labels) == 0:
+            continue
+        logits = model(images.contiguous(memory_format=torch.channels_last)).float()
+        top = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+        totals += torch.stack(
+            [
+                top[:, 0].sum(),
+                top.any(1).sum(),
+                F.cross_entropy(logits, labels, reduction="sum"),
+                torch.tensor(float(len(labels)), device=device),
+            ]
+        ).to(totals.dtype)
+    top1, top5, loss, count = sum_over_ranks(totals).tolist()
+    return {
+        "top1_error": 100 * (1 - top1 / count),
+        "top5_error": 100 * (1 - top5 / count),
+        "loss": loss / count,
+    }
+
+
+@dataclass(frozen=True)
+class TrainedClassifier:
+    """A finished run: its network as trained, with its statistics, and its data if asked for."""
+
+    run: Run
+    config: ClassificationConfig
+    model: nn.Module
+    data: ClassificationData | None
+
+    @property
+    def name(self) -> str:
+        """What the network is called in plots and tables."""
+        kind = {"us": "US", "s": "S", "i": "I"}[self.config.method]
+        return f"{kind}-{self.config.model.rpartition(':')[2]}"
+
+    @property
+    def widths(self) -> list[float]:
+        """What a spectrum covers unless told: every 0.025 of the range, or an S-Net's switches."""
+        if self.config.method == "s":
+            return sorted(self.config.switches)
+        if self.config.method == "i":
+            return [1.0]
+        low, high = self.config.low, self.config.high
+        return [round(low + i * 0.025, 6) for i in range(round((high - low) / 0.025) + 1)]
+
+    def calibrate(
+        self, widths: Sequence[Width], samples: int | None = None, method: str | None = None
+    ) -> None:
+        """Computes statistics for some widths, and saves them with the run."""
+        loader: Any = self._loaded().calibration
+        samples = samples or self.config.calibration_samples
+        if samples is not None and samples < loader.samples:
+            loader = loader.subset(samples, seed=self.config.seed)
+        chosen: Any = method or self.config.calibration_method
+        calibrate(self.model, loader, widths, method=chosen)
+        if rank() == 0:
+            self.run.save_statistics(*statistics_to_tensors(self.model))
+            save_weights(self.run, self.model)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return evaluate(model, self._loaded().validation)
+
+    def _loaded(self) -> ClassificationData:
+        if self.data is None:
+            raise AnywidthError(f"the data of {self.run.folder} was not loaded")
+        return self.data
+
+
+def open_trained(
+    folder: str | Path, device: str = "auto", with_data: bool = True
+) -> TrainedClassifier:
+    """Loads a finished run for calibrating, evaluating or predicting."""
+    run = Run.open(folder, writing=rank() == 0)
+    if not run.finished:
+        raise AnywidthError(
+            f"{run.folder} has not finished training; go on with: "
+            f"anywidth train --resume {run.folder}"
+        )
+    config = from_json(ClassificationConfig, run.config_data)
+    place = local_device(device)
+    state = run.state()
+    channels, height, width = state["input_shape"]
+    model = build_model(config, len(state["classes"]), (channels, height, width))
+    load_weights(model, run.model_tensors())
+    load_statistics(model, *run.load_part("statistics"))
+    model.to(place).eval()
+    data = load_data(config, place) if with_data else None
+    return TrainedClassifier(run, config, model, data)
+
+
+def predict(trained: TrainedClassifier, image: Path, top: int = 5) -> list[tuple[str, float]]:
+    """The most likely classes of an image file and their probabilities, at the present width."""
+    from PIL import Image, UnidentifiedImageError
+    from torchvision.transforms.v2 import functional as transforms
+
+    state = trained.run.state()
+    channels, height, width = state["input_shape"]
+    try:
+        with Image.open(image) as opened:
+            picture = opened.convert("L" if channels == 1 else "RGB")
+    except FileNotFoundError as error:
+        raise AnywidthError(f"no image {image}") from error
+    except (UnidentifiedImageError, OSError) as error:
+        raise AnywidthError(f"{image} is not an image that can be read: {error}") from error
+    pixels = transforms.resize(transforms.pil_to_tensor(picture), [height, width], antialias=True)
+    mean, std = (torch.tensor(state[name]).view(-1, 1, 1) for name in ("mean", "std"))
+    batch = ((pixels.float() / 255 - mean) / std)[None]
+    with torch.no_grad():
+        logits = trained.model(batch.to(next(trained.model.parameters()).device))
+    likely = logits.float().softmax(1)[0].topk(min(top, logits.shape[1]))
+    return [
+        (state["classes"][i], p)
+        for p, i in zip(likely.values.tolist(), likely.indices.tolist(), strict=True)
+    ]

@@ -1,0 +1,127 @@
+"""From a finished trace to a plan: what is left of the variables becomes named groups."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from anywidth.groups import AttributeSlot, Axis, ChannelGroup, CostTerm, Plan, Segment
+from anywidth.layers import attribute_slots
+from anywidth.trace.solver import Pieces, TracedAxis
+from anywidth.trace.value import Context, Traced
+
+
+def build_plan(context: Context, tensors: dict[str, Traced], batch: int) -> Plan:
+    solver = context.solver
+    names, units = _name_groups(context, tensors)
+    makers = _layers_by_variable(context, context.makers)
+    readers = _layers_by_variable(context, context.readers)
+    groups = {}
+    for variable, name in names.items():
+        count, unit = solver.units(variable), units[variable]
+        fixed = solver.fixed(variable)
+        if fixed is None and count == 1:
+            fixed = f"is one unit of {unit} channels"
+        if fixed is None or variable in makers:
+            groups[name] = ChannelGroup(
+                name,
+                channels=count * unit,
+                unit=unit,
+                fixed=fixed,
+                makers=tuple(makers.get(variable, ())),
+                readers=tuple(readers.get(variable, ())),
+            )
+
+    def axis_of(axis: TracedAxis) -> Axis:
+        """None where nothing of the axis can ever narrow."""
+        pieces = solver.expand(axis or ())
+        elastic = any(solver.fixed(variable) is None for variable, _ in pieces)
+        return tuple(Segment(group_for(v), m) for v, m in pieces) if elastic else None
+
+    def group_for(variable: int) -> str:
+        name = names[variable]
+        if name not in groups:
+            size = solver.units(variable) * units[variable]
+            groups[name] = ChannelGroup(name, size, units[variable], fixed=solver.fixed(variable))
+        return name
+
+    def cost_of(layer: str, factor: int, axes: Sequence[Pieces]) -> CostTerm:
+        kept = [(axis, axis_of(axis)) for axis in axes]
+        whole = math.prod(solver.size(solver.expand(a)) for a, segments in kept if segments is None)
+        return CostTerm(layer, factor * whole // batch, tuple(s for _, s in kept if s is not None))
+
+    axes = {name: tuple(axis_of(a) for a in value.axes) for name, value in tensors.items()}
+    bound = [
+        AttributeSlot(path, name, segments, place)
+        for path, name, axis, place in dict.fromkeys(context.attributes)
+        if (segments := axis_of(axis)) is not None
+    ]
+    return Plan(
+        groups=groups,
+        tensors=axes,
+        shapes={name: value.shape for name, value in tensors.items()},
+        parameters=tuple(name for name, _ in context.model.named_parameters() if name in tensors),
+        attributes=bound + attribute_slots(context.model, axes),
+        costs=[cost_of(*term) for term in context.costs],
+        inputs=dict(context.inputs),
+        outputs={layer: axis_of(axis) for layer, axis in context.makers},
+        folds=_once(context.folds),
+    )
+
+
+def _layers_by_variable(
+    context: Context, listed: Sequence[tuple[str, TracedAxis]]
+) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for layer, axis in listed:
+        for variable, _ in context.solver.expand(axis or ()):
+            if layer not in found.setdefault(variable, []):
+                found[variable].append(layer)
+    return found
+
+
+def _once(folds: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The pairs whose layer and norm are each called exactly once."""
+    layers, norms = Counter(a for a, _ in folds), Counter(b for _, b in folds)
+    return [(a, b) for a, b in folds if a and b and layers[a] == norms[b] == 1]
+
+
+def _name_groups(
+    context: Context, tensors: dict[str, Traced]
+) -> tuple[dict[int, str], dict[int, int]]:
+    """A name for every variable that is left, and the channels in one unit of it.
+
+    A group is called after the layer that makes it first. Its unit is the number of channels
+    that one unit is in the output of a layer, so that its size is the one a reader expects.
+    """
+    solver = context.solver
+    units: dict[int, int] = {}
+    for _, axis in context.makers:
+        for variable, m in solver.expand(axis or ()):
+            units[variable] = max(units.get(variable, 0), m)
+    made = set(units)
+    for value in tensors.values():
+        for axis in value.axes:
+            for variable, m in solver.expand(axis or ()):
+                if variable not in made:
+                    units[variable] = math.gcd(units.get(variable, 0), m)
+    names: dict[int, str] = {}
+    taken: set[str] = set()
+
+    def give(axis: TracedAxis, base: str) -> None:
+        variables = list(dict.fromkeys(variable for variable, _ in solver.expand(axis or ())))
+        fresh = [v for v in variables if v not in names and v in units]
+        for variable in fresh:
+            name = base if len(fresh) == 1 else f"{base}[{variables.index(variable)}]"
+            while name in taken:
+                name += "'"
+            taken.add(name)
+            names[variable] = name
+
+    for layer, axis in context.makers:
+        give(axis, layer or "output")
+    for name, value in tensors.items():
+        for i, axis in enumerate(value.axes):
+            give(axis, f"{name}:{i}")
+    return names, units

@@ -1,0 +1,159 @@
+"""How channels pass through the layers that hold weights, and through norms."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace as Arguments
+
+from anywidth.trace.solver import TracedAxis
+from anywidth.trace.value import Context, Traced, shape_of
+
+
+def convolution(context: Context, a: Arguments) -> Traced:
+    return _convolve(context, a, transposed=False)
+
+
+def transposed_convolution(context: Context, a: Arguments) -> Traced:
+    return _convolve(context, a, transposed=True)
+
+
+def _convolve(context: Context, a: Arguments, transposed: bool) -> Traced:
+    solver, weight = context.solver, a.weight
+    for axis in weight.axes[2:]:
+        solver.fix(axis, "size of a convolution kernel")
+    channel_axis = len(a.input.shape) - (len(weight.shape) - 1)
+    read = a.input.axes[channel_axis]
+    in_axis, out_axis = (0, 1) if transposed else (1, 0)
+    made = weight.axes[out_axis]
+    if a.groups == 1:
+        _read(context, read, weight, in_axis)
+        if weight.scale_name is not None:
+            context.inputs[weight.scale_name] = in_axis
+    else:
+        # A convolution group is one unit of its inputs and of its outputs: whole groups go.
+        groups = solver.new(a.groups)
+        in_channels = a.input.shape[channel_axis]
+        out_channels = shape_of(context.meta)[channel_axis]
+        inputs = _times(groups, in_channels // a.groups)
+        outputs = _times(groups, out_channels // a.groups)
+        context.unify(read, inputs)
+        context.unify(weight.axes[0], inputs if transposed else outputs)
+        solver.fix(weight.axes[1], "channels within one convolution group")
+        made = context.live(outputs)
+    if a.bias is not None:
+        context.unify(made, a.bias.axes[0])
+    made = context.live(made)
+    result = list(a.input.axes)
+    for i in range(channel_axis + 1, len(result)):
+        solver.fix(result[i], f"convolved over in {context.layer}")
+        result[i] = None
+    result[channel_axis] = made
+    value = context.output(result)
+    # Each output of a convolution meets the whole kernel; of a transposed one, each input.
+    counted = value
+    if transposed:
+        lead = (*a.input.axes[:channel_axis], context.live(read))
+        counted = Traced(a.input.shape, (*lead, *result[channel_axis + 1 :]))
+    inner = context.live(weight.axes[1]) if a.groups == 1 else None
+    context.cost(counted, [(weight.shape[1], inner)], times=math.prod(weight.shape[2:]))
+    context.makers.append((_owner(context, weight), made))
+    return value
+
+
+def linear(context: Context, a: Arguments) -> Traced:
+    made = a.weight.axes[0] if len(a.weight.shape) == 2 else None
+    inner = a.weight.axes[-1]
+    _read(context, a.input.axes[-1], a.weight, len(a.weight.shape) - 1)
+    if a.weight.scale_name is not None:
+        context.inputs[a.weight.scale_name] = 1
+    if a.bias is not None:
+        context.unify(made, a.bias.axes[0])
+    value = context.output([*a.input.axes[:-1], *([made] if len(a.weight.shape) == 2 else [])])
+    value = Traced(value.shape, tuple(context.live(axis) for axis in value.axes))
+    context.cost(value, [(a.input.shape[-1], context.live(inner))])
+    context.makers.append((_owner(context, a.weight), context.live(made)))
+    return value
+
+
+def _owner(context: Context, weight: Traced) -> str:
+    """The layer that holds a weight, which may be another than the one that applies it."""
+    if weight.scale_name is None:
+        return context.layer
+    return _layer_of(weight.scale_name) or context.layer
+
+
+def _layer_of(parameter: str) -> str:
+    path, parametrized, _ = parameter.partition("parametrizations.")
+    return path.rstrip(".") if parametrized else parameter.rpartition(".")[0]
+
+
+def _read(context: Context, read: TracedAxis, weight: Traced, in_axis: int) -> None:
+    layer, inner = _owner(context, weight), weight.axes[in_axis]
+    context.readers.append((layer, inner))
+    if read is None and inner is not None:
+        context.solver.fix(inner, f"{layer or context.op} reads an axis of constant size")
+    else:
+        context.unify(read, inner)
+
+
+def batch_norm(context: Context, a: Arguments) -> Traced:
+    channels = a.input.axes[1]
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        tensor = getattr(a, name)
+        if tensor is not None:
+            context.unify(channels, tensor.axes[0])
+    if a.weight is None and a.running_mean is None:
+        context.attribute("num_features", context.live(channels))
+    return context.output([context.live(axis) for axis in a.input.axes])
+
+
+def layer_norm(context: Context, a: Arguments) -> Traced:
+    count = len(a.normalized_shape)
+    for tensor in (a.weight, getattr(a, "bias", None)):
+        if tensor is not None:
+            for i in range(count):
+                context.unify(a.input.axes[i - count], tensor.axes[i])
+    if a.weight is None:
+        for i in range(count):
+            context.attribute("normalized_shape", context.live(a.input.axes[i - count]), i)
+    return context.output([context.live(axis) for axis in a.input.axes])
+
+
+def group_norm(context: Context, a: Arguments) -> Traced:
+    channels = a.input.axes[1]
+    if a.num_groups > 1:
+        groups = context.solver.new(a.num_groups)
+        context.unify(channels, _times(groups, a.input.shape[1] // a.num_groups))
+        if a.weight is None:
+            context.attribute("num_groups", context.live(groups))
+    if a.weight is None:
+        context.attribute("num_channels", context.live(channels))
+    for tensor in (a.weight, a.bias):
+        if tensor is not None:
+            context.unify(channels, tensor.axes[0])
+    return context.output([context.live(axis) for axis in a.input.axes])
+
+
+def prelu(context: Context, a: Arguments) -> Traced:
+    if len(a.self.shape) > 1 and a.weight.shape[0] > 1:
+        context.unify(a.self.axes[1], a.weight.axes[0])
+    return context.output([context.live(axis) for axis in a.self.axes])
+
+
+def embedding(context: Context, a: Arguments) -> Traced:
+    context.solver.fix(a.weight.axes[0], "entries of an embedding")
+    context.fix_all([a.indices], "is used as an index")
+    return context.output([*a.indices.axes, context.live(a.weight.axes[1])])
+
+
+def weight_norm(context: Context, a: Arguments) -> Traced:
+    for size, g, v in zip(a.g.shape, a.g.axes, a.v.axes, strict=True):
+        if size > 1:
+            context.unify(g, v)
+    axes = tuple(context.live(axis) for axis in a.v.axes)
+    return Traced(a.v.shape, axes, scale_name=a.g.scale_name)
+
+
+def _times(axis: TracedAxis, multiplicity: int) -> TracedAxis:
+    assert axis is not None
+    return tuple((variable, m * multiplicity) for variable, m in axis)

@@ -1,0 +1,75 @@
+"""How channels pass through matrix products and attention."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace as Arguments
+
+from anywidth.trace.solver import TracedAxis
+from anywidth.trace.value import Context, Traced, shape_of
+
+
+def matmul(context: Context, a: Arguments) -> Traced:
+    first = getattr(a, "self", None)
+    second = getattr(a, "other", None) or getattr(a, "mat2", None)
+    assert isinstance(first, Traced)
+    assert isinstance(second, Traced)
+    inner = second.axes[-2] if len(second.shape) > 1 else second.axes[0]
+    context.unify(first.axes[-1], inner)
+    left = first.axes[-2:-1]
+    right = second.axes[-1:] if len(second.shape) > 1 else ()
+    shape = shape_of(context.meta)
+    batch_shape = shape[: len(shape) - len(left) - len(right)]
+    batch = context.broadcast(
+        [Traced(v.shape[:-2], v.axes[:-2]) for v in (first, second) if len(v.shape) > 2],
+        batch_shape,
+    )
+    value = context.output([*batch, *map(context.live, left), *map(context.live, right)])
+    context.cost(value, [(first.shape[-1], context.live(first.axes[-1]))])
+    return value
+
+
+def addmm(context: Context, a: Arguments) -> Traced:
+    first, second = (a.mat1, a.mat2) if hasattr(a, "mat1") else (a.batch1, a.batch2)
+    value = matmul(context, Arguments(self=first, other=second))
+    context.broadcast([value, a.self], value.shape)
+    return Traced(value.shape, tuple(context.live(axis) for axis in value.axes))
+
+
+def einsum(context: Context, a: Arguments) -> Traced:
+    left, _, right = a.equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    if not right or "." in a.equation:
+        context.fix_all(a.tensors, f"no rule for einsum {a.equation!r}")
+        return context.output([None] * len(shape_of(context.meta)))
+    axes: dict[str, TracedAxis] = {}
+    sizes: dict[str, int] = {}
+    for term, tensor in zip(terms, a.tensors, strict=True):
+        for letter, size, axis in zip(term, tensor.shape, tensor.axes, strict=True):
+            if size > 1 or letter not in axes:
+                axes[letter] = (
+                    context.unify(axes[letter], axis) if sizes.get(letter, 1) > 1 else axis
+                )
+                sizes[letter] = size
+    axes = {letter: context.live(axis) for letter, axis in axes.items()}
+    value = context.output([axes[letter] for letter in right])
+    if len(terms) > 1:
+        context.cost(value, [(sizes[x], axes[x]) for x in sizes if x not in right])
+    return value
+
+
+def attention(context: Context, a: Arguments) -> Traced:
+    """softmax(q k^T) v: q, k share their features, k and v their positions, all their heads."""
+    q, k, v = a.query, a.key, a.value
+    context.unify(q.axes[-1], k.axes[-1])
+    context.unify(k.axes[-2], v.axes[-2])
+    batch = context.broadcast(
+        [Traced(t.shape[:-2], t.axes[:-2]) for t in (q, k, v)], shape_of(context.meta)[:-2]
+    )
+    rows, columns = context.live(q.axes[-2]), context.live(k.axes[-2])
+    scores = Traced((*q.shape[:-1], k.shape[-2]), (*batch, rows, columns))
+    if isinstance(a.attn_mask, Traced):
+        context.broadcast([scores, a.attn_mask], scores.shape)
+    value = context.output([*batch, context.live(q.axes[-2]), context.live(v.axes[-1])])
+    context.cost(scores, [(q.shape[-1], context.live(q.axes[-1]))])
+    context.cost(value, [(k.shape[-2], context.live(k.axes[-2]))])
+    return value

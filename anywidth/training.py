@@ -1,0 +1,212 @@
+"""The loop around the training step: schedule, log, checkpoint, resume."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from anywidth.distributed import average_statistics, barrier, rank, world_size
+from anywidth.errors import AnywidthError
+from anywidth.files import flatten_state, save_tensors, unflatten_state
+from anywidth.metrics import MetricsLog
+from anywidth.progress import training_progress
+from anywidth.run import Run, capture_random_state, restore_random_state
+from anywidth.statistics import load_statistics, statistics_to_tensors
+from anywidth.step import SandwichStep, StepResult
+
+
+class EpochLoader(Protocol):
+    """Training data that can be begun again in the middle of any epoch."""
+
+    @property
+    def batch_size(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Any, Any]]: ...
+
+
+@dataclass
+class Training:
+    """Everything the loop needs; a task puts it together.
+
+    Args:
+        run: where checkpoints and metrics go; opened for writing on rank 0.
+        step: the training step, with its model and optimiser.
+        loader: the training data.
+        epochs: how many passes over it.
+        learning_rate: step number → learning rate.
+        measure: what to log of a step, still on the device; read every `log_every` steps.
+        validate: what to log after each `validate_every` epochs.
+    """
+
+    run: Run
+    step: SandwichStep
+    loader: EpochLoader
+    epochs: int
+    learning_rate: Callable[[int], float]
+    measure: Callable[[StepResult, Any], dict[str, Tensor]]
+    validate: Callable[[], dict[str, float]]
+    validate_every: int = 1
+    log_every: int = 20
+    checkpoint_every: int = 200
+    description: str = "training"
+
+    @property
+    def total_steps(self) -> int:
+        return self.epochs * len(self.loader)
+
+
+def train(training: Training) -> bool:
+    """Trains from the newest checkpoint, or from the start; false if it was interrupted.
+
+    An interrupt (Ctrl-C, SIGTERM) lets the present step end, saves a checkpoint and returns. A run
+    that is killed and resumed ends in the same weights as one that was not, bit for bit on a CPU.
+    """
+    step, per_epoch = training.step, len(training.loader)
+    if per_epoch == 0:
+        raise AnywidthError(
+            f"no training batch: the batch size of {training.loader.batch_size} is larger than "
+            "the training set; choose a smaller --batch-size"
+        )
+    step.count = load_checkpoint(training.run, step)
+    is_first = rank() == 0
+    with contextlib.ExitStack() as stack:
+        interrupted = stack.enter_context(_interrupts())
+        log = None
+        if is_first:
+            folder = training.run.tensorboard_folder
+            log = stack.enter_context(MetricsLog(training.run.metrics_path, folder))
+            log.truncate_after(step.count)
+        progress = stack.enter_context(
+            training_progress(
+                training.total_steps,
+                step.count,
+                description=training.description,
+                images_per_step=training.loader.batch_size,
+            )
+        )
+        while step.count < training.total_steps:
+            epoch, start = divmod(step.count, per_epoch)
+            for inputs, targets in training.loader.epoch(epoch, start):
+                _set_learning_rate(step.optimizer, training.learning_rate(step.count))
+                result = step(inputs, targets)
+                values: dict[str, float] = {}
+                if step.count % training.log_every == 0 or step.count == training.total_steps:
+                    values = _read(training.measure(result, targets))
+                    values["learning_rate"] = training.learning_rate(step.count - 1)
+                if step.count % per_epoch == 0 and _is_due(training, epoch + 1):
+                    average_statistics(step.model)
+                    values |= training.validate()
+                shown = {name: value for name, value in values.items() if "rate" not in name}
+                progress.update(step.count, epoch=f"{epoch + 1}/{training.epochs}", **shown)
+                if values and log is not None:
+                    log.append(step.count, {"epoch": epoch + 1, **values})
+                if step.count % training.checkpoint_every == 0 or _any_rank(interrupted):
+                    save_checkpoint(training.run, step)
+                if _any_rank(interrupted):
+                    return False
+    save_checkpoint(training.run, step)
+    return True
+
+
+def save_checkpoint(run: Run, step: SandwichStep) -> None:
+    """Writes everything a resumed run needs; on rank 0 alone."""
+    if rank() == 0:
+        optimizer, optimizer_structure = flatten_state(step.optimizer.state_dict())
+        random, random_structure = capture_random_state()
+        statistics, statistics_metadata = statistics_to_tensors(step.model)
+        run.save_checkpoint(
+            step.count,
+            {
+                "model": step.model.state_dict(),
+                "statistics": statistics,
+                "optimizer": optimizer,
+                "random": random,
+            },
+            {"optimizer": optimizer_structure, "random": random_structure},
+            metadata={"statistics": statistics_metadata},
+        )
+    barrier()
+
+
+def load_checkpoint(run: Run, step: SandwichStep) -> int:
+    """Puts a step back to the run's newest checkpoint; returns the number of steps done."""
+    checkpoint = run.load_checkpoint()
+    if checkpoint is None:
+        return 0
+    load_weights(step.model, checkpoint.tensors["model"])
+    load_statistics(step.model, checkpoint.tensors["statistics"], checkpoint.metadata["statistics"])
+    step.optimizer.load_state_dict(
+        unflatten_state(checkpoint.tensors["optimizer"], checkpoint.state["optimizer"])
+    )
+    restore_random_state(checkpoint.tensors["random"], checkpoint.state["random"])
+    return checkpoint.step
+
+
+def load_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    try:
+        model.load_state_dict(tensors, strict=True)
+    except RuntimeError as error:
+        raise AnywidthError(
+            f"these weights are not of {type(model).__name__} as configured: {error}"
+        ) from error
+
+
+def save_weights(run: Run, model: nn.Module) -> None:
+    """Files the weights of a finished run anew: calibrating the full width changes its buffers."""
+    save_tensors(run.folder / "model.safetensors", model.state_dict())
+
+
+def _read(values: dict[str, Tensor]) -> dict[str, float]:
+    """Reads device values back: the one place where the loop waits for the device."""
+    return {name: float(value) for name, value in values.items()}
+
+
+def _is_due(training: Training, epoch: int) -> bool:
+    return epoch % training.validate_every == 0 or epoch == training.epochs
+
+
+def _set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def _any_rank(interrupted: threading.Event) -> bool:
+    """With several ranks, an interrupt of one must stop all after the same step."""
+    if world_size() == 1:
+        return interrupted.is_set()
+    flag = torch.tensor(float(interrupted.is_set()))
+    if torch.distributed.get_backend() == "nccl":
+        flag = flag.cuda()
+    torch.distributed.all_reduce(flag)
+    return bool(flag.item())
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """An event that Ctrl-C and SIGTERM set; a second Ctrl-C stops at once."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
