@@ -12,7 +12,7 @@ from torch import nn
 from anywidth.errors import AnywidthError
 from anywidth.groups import Plan
 from anywidth.layers import is_narrowed, is_switched_norm, narrow, new_statistics, widen
-from anywidth.state import STATE, SlimmableState, state_of, tensor_owners
+from anywidth.state import STATE, SlimmableState, is_converted, state_of, tensor_owners
 from anywidth.trace import plan as make_plan
 from anywidth.verification import verify
 from anywidth.width import ChannelConfig, Width, WidthRange
@@ -53,7 +53,7 @@ def slimmable(
     """
     if not isinstance(model, nn.Module):
         raise AnywidthError(f"slimmable(model={type(model).__name__}): expected a torch.nn.Module")
-    if STATE in model.__dict__ or any(is_narrowed(module) for module in model.modules()):
+    if is_converted(model):
         raise AnywidthError(
             f"{type(model).__name__} (or a part of it) has been converted already; "
             "set its width with anywidth.set_width(model, width)"

@@ -12,7 +12,13 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 from torch.nn.utils.weight_norm import WeightNorm
 
-from anywidth.layers import is_narrowed, is_switched_norm, uncalibrated_allowed, widen
+from anywidth.layers import (
+    drop_fast_paths,
+    is_narrowed,
+    is_switched_norm,
+    uncalibrated_allowed,
+    widen,
+)
 from anywidth.state import STATE, state_of
 from anywidth.width import Width
 
@@ -41,6 +47,7 @@ def extract(model: nn.Module, width: Width, fold: bool = False) -> nn.Module:
         small = copy.deepcopy(model, _active_copies(model))
     finally:
         state.set(model, before)
+    drop_fast_paths(small)
     for module in small.modules():
         if is_narrowed(module):
             widen(module)
@@ -131,12 +138,17 @@ def _compute_weights(model: nn.Module) -> None:
 # ---- folding -------------------------------------------------------------------------------------
 
 
+# Layers that a batch norm after them can be merged into.
+_MERGED = (nn.Linear, nn.modules.conv._ConvNd)
+
+
 def _fold(model: nn.Module, folds: list[tuple[str, str]]) -> None:
     for module in list(model.modules()):
         _bake_weight_norm(module)
     for layer_path, norm_path in folds:
         layer, norm = model.get_submodule(layer_path), model.get_submodule(norm_path)
-        if isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.running_mean is not None:
+        is_norm = isinstance(norm, nn.modules.batchnorm._BatchNorm)
+        if isinstance(layer, _MERGED) and is_norm and norm.running_mean is not None:
             _merge(layer, norm)
             parent, _, name = norm_path.rpartition(".")
             setattr(model.get_submodule(parent), name, nn.Identity())

@@ -26,6 +26,10 @@ from anywidth.width import ChannelConfig
 Cut = int | tuple[tuple[int, int], ...]
 
 
+# The child of a batch norm that has a scale and bias for each switch of a slimmable network.
+PRIVATE_AFFINE = "private_affine"
+
+
 def take(tensor: Tensor, axis: int, cut: Cut) -> Tensor:
     """The active entries of one axis: a view where they are the first ones."""
     if isinstance(cut, int):
@@ -59,8 +63,18 @@ def widen(module: nn.Module) -> None:
     module.__class__ = module.__dict__.pop("_plain_class")
     for name in [n for n in module.__dict__ if n.startswith(("_active_", "_scale_"))]:
         del module.__dict__[name]
-    for name in ("_views", "_bank", "_config", "_is_full", "_label", "_lenient"):
+    for name in ("_views", "_bank", "_config", "_is_full", "_label", "_lenient", "_switches"):
         module.__dict__.pop(name, None)
+    module._modules.pop(PRIVATE_AFFINE, None)
+
+
+def drop_fast_paths(model: nn.Module) -> None:
+    """Gives every layer back the forward it had before `fast_layers.use_kernels`."""
+    for module in model.modules():
+        if "_slow_class" in module.__dict__:
+            module.__class__ = module.__dict__.pop("_slow_class")
+            for name in ("_activation", "_is_done"):
+                module.__dict__.pop(name, None)
 
 
 def is_narrowed(module: nn.Module) -> bool:

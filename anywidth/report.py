@@ -110,7 +110,8 @@ def write_report(
     for heading, sections in itertools.groupby(extra_sections, key=lambda one: one.title):
         parts.append(_section(heading, "".join(map(_extra, sections))))
     parts.append(_section("Widths", _width_table(spectrum, baselines, metric)))
-    parts.append(_section("Run", _summary(run_summary)))
+    if run_summary:
+        parts.append(_section("Run", _summary(run_summary)))
     if plan_text:
         parts.append(_section("Plan", f"<pre>{escape(plan_text)}</pre>"))
     page = _page(title, _tiles(spectrum, metric), "\n".join(parts))

@@ -60,7 +60,7 @@ class Sampling:
 def sample_widths(
     model: nn.Module | Plan, step: int, sampling: Sampling | None = None
 ) -> list[ChannelConfig]:
-    """The configurations that training step number `step` visits, widest first.
+    """The configurations that training step number `step` visits, the widest first if it is one.
 
     Example:
         >>> for config in anywidth.sample_widths(model, step):
@@ -78,17 +78,18 @@ def sample_widths(
         "random": [],
     }[sampling.rule]
     chance = random.Random(derive_seed("widths", sampling.seed, step))
-    drawn = [_draw(plan, sampling, chance) for _ in range(sampling.count - len(ends))]
-    return ends + drawn
+    number = sampling.count - len(ends)
+    if sampling.lattice is not None:
+        source = model if isinstance(model, Plan) else state_of(model)
+        return ends + chance.choices(source.lattice(sampling.lattice), k=number)
+    return ends + [_draw(plan, sampling.nonuniform, chance) for _ in range(number)]
 
 
-def _draw(plan: Plan, sampling: Sampling, chance: random.Random) -> ChannelConfig:
+def _draw(plan: Plan, nonuniform: bool, chance: random.Random) -> ChannelConfig:
     low, high = plan.widths.low, plan.widths.high
-    if sampling.nonuniform:
+    if nonuniform:
         fractions = {group.name: chance.uniform(low, high) for group in plan.elastic()}
         return plan.resolve(fractions)
-    if sampling.lattice is not None:
-        return chance.choice(plan.lattice(sampling.lattice))
     return plan.resolve(chance.uniform(low, high))
 
 

@@ -32,6 +32,7 @@ class SlimmableState:
         self.config = plan.full
         self.width: Width = 1.0
         self._configs: dict[float, ChannelConfig] = {}
+        self._lattices: dict[int | None, list[ChannelConfig]] = {}
         self._layout: Layout | None = None
         self._values: dict[ChannelConfig, list[dict[str, Any]]] = {}
 
@@ -51,6 +52,12 @@ class SlimmableState:
                 self._configs.clear()
             self._configs[width] = self.plan.resolve(width)
         return self._configs[width]
+
+    def lattice(self, count: int | None = None) -> list[ChannelConfig]:
+        """`plan.lattice`, kept: training draws from it at every step."""
+        if count not in self._lattices:
+            self._lattices[count] = self.plan.lattice(count)
+        return self._lattices[count]
 
     def set(self, model: nn.Module, width: Width) -> None:
         config = self.resolve(width)
@@ -74,8 +81,14 @@ class SlimmableState:
     def forget(self) -> None:
         """Drops what was worked out from the plan; to be called when that changes."""
         self._configs.clear()
+        self._lattices.clear()
         self._values.clear()
         self._layout = None
+
+
+def is_converted(model: nn.Module) -> bool:
+    """Whether a network, or a part of it, has been converted."""
+    return any(STATE in module.__dict__ for module in model.modules())
 
 
 def state_of(model: nn.Module) -> SlimmableState:

@@ -63,9 +63,9 @@ def calibrate(
     norms = [module for module in model.modules() if is_switched_norm(module)]
     mine = list(labels)[rank() :: world_size()]
     fresh = {
-        (norm, config): _empty(model, norm, config, labels[config])
+        key: entry
         for config in mine
-        for norm in norms
+        for key, entry in _empty(model, norms, config, labels[config]).items()
     }
     if norms:
         with (
@@ -74,19 +74,19 @@ def calibrate(
             torch.no_grad(),
         ):
             seen = 0
-            for inputs in _first_samples(_inputs(loader, model), samples):
+            for inputs in _never_alone(_first_samples(_inputs(loader, model), samples)):
                 seen += inputs.shape[0]
                 share = inputs.shape[0] / seen
                 if method == "moving":
                     share = momentum if seen > inputs.shape[0] else 1.0
                 for norm in norms:
-                    norm.momentum = share  # type: ignore[assignment]
+                    norm.__dict__["momentum"] = share
                 for config in mine:
                     set_width(model, config)
                     model(inputs)
         if seen == 0:
             raise AnywidthError("calibrate() got no data: the loader is empty")
-    _share(model, norms, list(labels), labels, fresh)
+    _share(model, norms, labels, mine, fresh)
     for (norm, config), entry in fresh.items():
         entry.ready = True
         _keep(state, norm, config, entry)
@@ -97,13 +97,14 @@ def calibrated_widths(model: nn.Module) -> list[Width]:
 
     A network without batch norm can be evaluated at every width; for it the list is empty.
     """
-    state_of(model)
+    plan = state_of(model).plan
+    full: Width = 1.0 if plan.widths.high == 1.0 else plan.full
     for module in model.modules():
         if is_switched_norm(module):
             bank: dict[ChannelConfig, Statistics] = module.__dict__["_bank"]
             ready = [(c, e) for c, e in bank.items() if e.ready]
             named = sorted(e.label for _, e in ready if e.label is not None)
-            return [*named, *(c for c, e in ready if e.label is None), 1.0]
+            return [*named, *(c for c, e in ready if e.label is None), full]
     return []
 
 
@@ -119,10 +120,13 @@ def _keep(state: SlimmableState, norm: nn.Module, config: ChannelConfig, entry: 
 
 
 def _empty(
-    model: nn.Module, norm: nn.Module, config: ChannelConfig, label: float | None
-) -> Statistics:
+    model: nn.Module, norms: Sequence[nn.Module], config: ChannelConfig, label: float | None
+) -> dict[tuple[nn.Module, ChannelConfig], Statistics]:
     with at_width(model, config):
-        return new_statistics(norm, int(norm.num_features), label)  # type: ignore[arg-type]
+        return {
+            (norm, config): new_statistics(norm, int(norm.num_features), label)  # type: ignore[arg-type]
+            for norm in norms
+        }
 
 
 @contextlib.contextmanager
@@ -185,23 +189,35 @@ def _first_samples(batches: Iterator[Tensor], samples: int | None) -> Iterator[T
     for inputs in batches:
         yield inputs[:left]
         left -= inputs.shape[0]
-        # A single sample left over has no variance of its own.
-        if left < 2:
+        if left <= 0:
             return
+
+
+def _never_alone(batches: Iterator[Tensor]) -> Iterator[Tensor]:
+    """Joins a batch of one sample, which has no variance of its own, to the one beside it."""
+    held: Tensor | None = None
+    for inputs in batches:
+        if held is None or 1 in (held.shape[0], inputs.shape[0]):
+            held = inputs if held is None else torch.cat([held, inputs])
+        else:
+            yield held
+            held = inputs
+    if held is not None:
+        yield held
 
 
 def _share(
     model: nn.Module,
     norms: Sequence[nn.Module],
-    configs: Sequence[ChannelConfig],
     labels: Mapping[ChannelConfig, float | None],
+    mine: Sequence[ChannelConfig],
     fresh: dict[tuple[nn.Module, ChannelConfig], Statistics],
 ) -> None:
     """Sends each width's statistics from the rank that computed them to all others."""
-    for number, config in enumerate(configs if world_size() > 1 else ()):
+    for number, config in enumerate(labels if world_size() > 1 else ()):
+        if config not in mine:
+            fresh |= _empty(model, norms, config, labels[config])
         for norm in norms:
-            if (norm, config) not in fresh:
-                fresh[norm, config] = _empty(model, norm, config, labels[config])
             for name in _TENSORS:
                 dist.broadcast(getattr(fresh[norm, config], name), src=number % world_size())
 

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from anywidth.convert import at_width
 from anywidth.distillation import soft_cross_entropy
 from anywidth.distributed import average_gradients
+from anywidth.engine.eager import EagerEngine
+from anywidth.engine.graphs import GraphEngine
+from anywidth.engine.passes import Loss, Objective
 from anywidth.errors import AnywidthError
 from anywidth.sampling import Sampling, sample_widths
 from anywidth.state import state_of
-from anywidth.width import ChannelConfig
-
-Loss = Callable[[Any, Any], Tensor]
+from anywidth.width import ChannelConfig, Width
 
 
 @dataclass(frozen=True)
 class StepResult:
     """What one step did, on the device: nothing here was read back yet.
+
+    It holds until the next step, which may use the same memory.
 
     Args:
         widths: the configurations visited, widest first.
@@ -54,6 +55,8 @@ class SandwichStep:
             found mixing worse).
         seed: widths are drawn from this and the step's number.
         autocast: run forward passes in this dtype, as `torch.autocast` does.
+        engine: `"eager"` runs everywhere; `"graphs"` captures each configuration as a CUDA graph
+            when it is first met; `"auto"` takes graphs on a GPU.
         after_backward: called once the gradients are complete, before the optimiser's step: to
             clip them, say.
 
@@ -74,42 +77,36 @@ class SandwichStep:
         truth: float = 0.0,
         seed: int = 0,
         autocast: torch.dtype | None = None,
+        engine: Literal["auto", "eager", "graphs"] = "auto",
         after_backward: Callable[[], None] | None = None,
     ) -> None:
         state_of(model)
-        self.model = model
-        self.optimizer = optimizer
-        self.loss = loss
-        self.distill = distill
         if isinstance(widths, int):
             widths = Sampling(count=widths, seed=seed)
-        self.sampling = widths
-        self.truth = truth
-        self.autocast = autocast
-        self.after_backward = after_backward
-        self.count = 0
         if not 0 <= truth <= 1:
             raise AnywidthError(f"truth={truth}: expected a share from 0 to 1")
-        if distill is not None and self.sampling.rule in ("random", "min+random"):
+        if distill is not None and widths.rule in ("random", "min+random"):
             raise AnywidthError(
-                f"the rule {self.sampling.rule!r} leaves out the widest width, so there is nothing "
+                f"the rule {widths.rule!r} leaves out the widest width, so there is nothing "
                 "to distill from: pass distill=None"
             )
+        self.model = model
+        self.optimizer = optimizer
+        self.sampling = widths
+        self.after_backward = after_backward
+        self.count = 0
+        objective = Objective(loss, distill, truth, autocast)
+        if _uses_graphs(engine, model):
+            self.engine: EagerEngine | GraphEngine = GraphEngine(model, optimizer, objective)
+        else:
+            self.engine = EagerEngine(model, optimizer, objective)
 
     def __call__(self, inputs: Any, targets: Any) -> StepResult:
         """One step; `self.count` is its number, from which its widths are drawn."""
         configs = sample_widths(self.model, self.count, self.sampling)
         if not self.model.training:
             self.model.train()
-        self.optimizer.zero_grad(set_to_none=True)
-        losses: list[Tensor] = []
-        outputs: list[Any] = []
-        for config in configs:
-            teacher = outputs[0] if outputs and self.distill is not None else None
-            loss, output = self._forward(config, inputs, targets, teacher)
-            loss.backward()
-            losses.append(loss.detach())
-            outputs.append(_detach(output))
+        losses, outputs = self.engine.gradients(configs, inputs, targets)
         average_gradients(self.model.parameters())
         if self.after_backward is not None:
             self.after_backward()
@@ -117,28 +114,21 @@ class SandwichStep:
         self.count += 1
         return StepResult(configs, losses, outputs)
 
-    def _forward(
-        self, config: ChannelConfig, inputs: Any, targets: Any, teacher: Any
-    ) -> tuple[Tensor, Any]:
-        with at_width(self.model, config), self._precision(inputs):
-            output = self.model(inputs)
-            if teacher is None or self.distill is None:
-                return self.loss(output, targets), output
-            loss = self.distill(output, teacher)
-            if self.truth > 0:
-                loss = (1 - self.truth) * loss + self.truth * self.loss(output, targets)
-            return loss, output
+    def warm_up(self, widths: Sequence[Width], inputs: Any, targets: Any) -> None:
+        """Captures widths ahead of training, the widest first; nothing to do for the eager engine.
 
-    def _precision(self, inputs: Any) -> contextlib.AbstractContextManager[Any]:
-        if self.autocast is None:
-            return contextlib.nullcontext()
-        device = inputs.device.type if isinstance(inputs, Tensor) else "cpu"
-        return torch.autocast(device, self.autocast)
+        Weights and running statistics stay as they are.
+        """
+        if isinstance(self.engine, GraphEngine):
+            self.model.train()
+            state = state_of(self.model)
+            self.engine.warm_up([state.resolve(width) for width in widths], inputs, targets)
 
 
-def _detach(output: Any) -> Any:
-    if isinstance(output, Tensor):
-        return output.detach()
-    if isinstance(output, tuple | list):
-        return type(output)(_detach(item) for item in output)
-    return output
+def _uses_graphs(engine: str, model: nn.Module) -> bool:
+    on_gpu = all(parameter.is_cuda for parameter in model.parameters())
+    if engine not in ("auto", "eager", "graphs"):
+        raise AnywidthError(f"engine {engine!r}: expected 'auto', 'eager' or 'graphs'")
+    if engine == "graphs" and not on_gpu:
+        raise AnywidthError("the engine 'graphs' needs the model on a CUDA GPU: model.cuda() first")
+    return engine != "eager" and on_gpu

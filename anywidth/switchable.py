@@ -13,11 +13,9 @@ from torch import Tensor, nn
 
 from anywidth.convert import at_width
 from anywidth.errors import AnywidthError
-from anywidth.layers import is_switched_norm
+from anywidth.layers import PRIVATE_AFFINE, is_switched_norm
 from anywidth.state import state_of
 from anywidth.width import Width
-
-CHILD = "private_affine"
 
 
 class PrivateAffine(nn.Module):
@@ -51,7 +49,7 @@ def add_private_affine(model: nn.Module, switches: Sequence[Width]) -> None:
                 sizes.append(int(norm.num_features))  # type: ignore[arg-type]
         like = norm._parameters["weight"]
         assert like is not None
-        norm.add_module(CHILD, PrivateAffine(sizes, like.detach()))
+        norm.add_module(PRIVATE_AFFINE, PrivateAffine(sizes, like.detach()))
         norm.__dict__["_switches"] = {config: i for i, config in enumerate(narrow)}
         norm.__class__ = _private_class(type(norm))
 
@@ -72,7 +70,7 @@ def _private(name: str, shared: type[nn.Module]) -> Callable[[nn.Module], Tensor
         if index is None:
             shared_part: Tensor | None = fallback.fget(self)
             return shared_part
-        held = getattr(self._modules[CHILD], name)
+        held = getattr(self._modules[PRIVATE_AFFINE], name)
         own: Tensor = held[index]
         return own
 

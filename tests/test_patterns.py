@@ -222,7 +222,7 @@ def test_size_kept_in_python_is_found_by_running() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             y = self.stem(x)
-            return self.head(y.reshape(y.shape[0], self.channels, -1).reshape(y.shape))
+            return self.head(y.reshape(y.shape[0], self.channels, 144).reshape(y.shape))
 
     x = torch.randn(IMAGE)
     model = convert(Reshaping(), x)
@@ -240,7 +240,7 @@ def test_size_written_into_the_code_is_pinned() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             y = self.stem(x)
-            return self.head(self.inner(y.reshape(y.shape[0], 16, -1).reshape(y.shape)))
+            return self.head(self.inner(y.reshape(y.shape[0], 16, 144).reshape(y.shape)))
 
     x = torch.randn(IMAGE)
     plan = aw.plan(Literal(), x)

@@ -1,5 +1,6 @@
 """Plots: the same bytes every time, everything in the frame, no label on another."""
 
+import itertools
 import math
 import subprocess
 import sys
@@ -124,7 +125,7 @@ def test_no_tick_label_touches_the_next(axis: str) -> None:
         key=lambda box: box.x0,
     )
     assert len(boxes) > 3
-    assert all(one.x1 < other.x0 for one, other in zip(boxes, boxes[1:], strict=False))
+    assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes))
 
 
 def test_files_are_of_the_kind_their_name_says_and_always_the_same(tmp_path: Path) -> None:

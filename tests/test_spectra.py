@@ -1,5 +1,6 @@
 """Spectra: every width evaluated as it should be, and files that give back what was written."""
 
+import io
 import json
 import math
 import subprocess
@@ -47,9 +48,10 @@ def point(width: float | None, error: float, cost: int = 100) -> SpectrumPoint:
 
 
 def rendered(table: object) -> str:
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))
-    console.print(table)
-    return console.export_text()
+    console = Console(width=100, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
 
 
 def test_every_width_is_evaluated_narrow_in_eval_mode_and_without_gradients() -> None:
@@ -62,8 +64,9 @@ def test_every_width_is_evaluated_narrow_in_eval_mode_and_without_gradients() ->
         assert not any(module.training for module in model.modules())
         assert not torch.is_grad_enabled()
         seen.append(model[0].out_channels)
+        loss = model(images).square().mean()
         model.train()  # a careless evaluation must not spoil the next width
-        return {"loss": model.eval()(images).square().mean(), "channels": model[0].out_channels}
+        return {"loss": loss, "channels": model[0].out_channels}
 
     model.train()
     result = spectrum(model, evaluate, [1.0, 0.25], name="US-Net", progress=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
@@ -97,9 +98,8 @@ def _plan(spec: str, shape: tuple[int, ...], widths: WidthRange, verify: bool) -
 @contextlib.contextmanager
 def _saying(what: str) -> Iterator[None]:
     """On standard error, so that standard output holds the answer alone."""
-    console = Console(stderr=True)
-    if console.is_terminal:
-        with console.status(escape(what)):
+    if sys.stderr.isatty():
+        with Console(stderr=True).status(escape(what)):
             yield
     else:
         typer.echo(what, err=True)
@@ -134,7 +134,7 @@ def _to_json(
 
 def _print(spec: str, plan: Plan, costs: Sequence[tuple[float, int, int]]) -> None:
     console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
         console.width = _WIDTH_OF_A_PIPE
     elastic, layers = plan.elastic_layers()
     console.print(_group_table(plan))

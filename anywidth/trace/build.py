@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 
 from anywidth.groups import AttributeSlot, Axis, ChannelGroup, CostTerm, Plan, Segment
@@ -66,7 +65,7 @@ def build_plan(context: Context, tensors: dict[str, Traced], batch: int) -> Plan
         costs=[cost_of(*term) for term in context.costs],
         inputs=dict(context.inputs),
         outputs={layer: axis_of(axis) for layer, axis in context.makers},
-        folds=_once(context.folds),
+        folds=list(context.folds),
     )
 
 
@@ -79,12 +78,6 @@ def _layers_by_variable(
             if layer not in found.setdefault(variable, []):
                 found[variable].append(layer)
     return found
-
-
-def _once(folds: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The pairs whose layer and norm are each called exactly once."""
-    layers, norms = Counter(a for a, _ in folds), Counter(b for _, b in folds)
-    return [(a, b) for a, b in folds if a and b and layers[a] == norms[b] == 1]
 
 
 def _name_groups(

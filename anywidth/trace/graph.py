@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from torch.export.graph_signature import InputKind
 
 from anywidth.errors import AnywidthError
 from anywidth.groups import Plan
-from anywidth.layers import is_narrowed
+from anywidth.state import is_converted
 from anywidth.trace.build import build_plan
 from anywidth.trace.rules import MAKERS, RULES
 from anywidth.trace.value import Context, Traced, shape_of
@@ -38,7 +39,7 @@ def plan(model: nn.Module, example_input: Any) -> Plan:
     """
     if not isinstance(model, nn.Module):
         raise AnywidthError(f"plan(model={type(model).__name__}): expected a torch.nn.Module")
-    if any(is_narrowed(module) for module in model.modules()):
+    if is_converted(model):
         raise AnywidthError(
             f"{type(model).__name__} (or a part of it) has been converted already; "
             "its plan is anywidth.plan_of(model)"
@@ -84,7 +85,7 @@ def _export(model: nn.Module, inputs: tuple[Any, ...]) -> list[Any]:
             except Exception as error:
                 lines = str(error).strip().splitlines() or ["no message"]
                 errors.append(f"{type(error).__name__}: {lines[0]}")
-            if graphs and not _unused(graphs[0]):
+            if graphs and not _unused(model, graphs[0]):
                 break
     finally:
         for module, mode in modes.items():
@@ -99,15 +100,11 @@ def _export(model: nn.Module, inputs: tuple[Any, ...]) -> list[Any]:
     )
 
 
-def _unused(exported: Any) -> set[str]:
+def _unused(model: nn.Module, exported: Any) -> set[str]:
     """The names of parameters that take no part in a graph."""
-    held = _held_tensors(exported)
-    parameters = set(exported.graph_signature.parameters)
-    return {
-        held[node.name]
-        for node in exported.graph.nodes
-        if node.name in held and held[node.name] in parameters and not node.users
-    }
+    held = _held_tensors(model, exported)
+    used = {held[node.name] for node in exported.graph.nodes if node.name in held and node.users}
+    return {name for name, _ in model.named_parameters()} - used
 
 
 @contextlib.contextmanager
@@ -128,10 +125,10 @@ def _batch_size(inputs: tuple[Any, ...]) -> int:
 
 def _fresh_tensors(context: Context, graphs: list[Any]) -> dict[str, Traced]:
     """Parameters and buffers by name, every axis of them free as yet."""
-    unused = set.intersection(*map(_unused, graphs))
+    unused = set.intersection(*(_unused(context.model, exported) for exported in graphs))
     tensors: dict[str, Traced] = {}
     for exported in graphs:
-        held = _held_tensors(exported)
+        held = _held_tensors(context.model, exported)
         for node in exported.graph.nodes:
             name = held.get(node.name)
             if name is None or name in tensors:
@@ -144,18 +141,28 @@ def _fresh_tensors(context: Context, graphs: list[Any]) -> dict[str, Traced]:
     return tensors
 
 
-def _held_tensors(exported: Any) -> dict[str, str]:
-    """The `state_dict` name of each graph input that is a parameter or buffer."""
+def _held_tensors(model: nn.Module, exported: Any) -> dict[str, str]:
+    """The `state_dict` name of each graph input that is a parameter or buffer.
+
+    A tensor that several modules share goes by the first of its names.
+    """
+    names: dict[int, str] = {}
+    aliases: dict[str, str] = {}
+    for named in (model.named_parameters, model.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            aliases[name] = names.setdefault(id(tensor), name)
     kinds = (InputKind.PARAMETER, InputKind.BUFFER)
     specs = exported.graph_signature.input_specs
-    return {spec.arg.name: spec.target for spec in specs if spec.kind in kinds}
+    return {spec.arg.name: aliases[spec.target] for spec in specs if spec.kind in kinds}
 
 
 def _run_rules(context: Context, exported: Any, tensors: dict[str, Traced]) -> None:
     """Passes over the graph once, a rule a node."""
-    held = _held_tensors(exported)
+    held = _held_tensors(context.model, exported)
     values: dict[str, Any] = {}
     made_by: dict[str, str] = {}
+    folds: list[tuple[str, str]] = []
+    norms: list[str] = []
 
     def lookup(argument: Any) -> Any:
         if isinstance(argument, torch.fx.Node):
@@ -178,12 +185,17 @@ def _run_rules(context: Context, exported: Any, tensors: dict[str, Traced]) -> N
             values[node.name] = _apply(context, node.target, arguments, keywords)
             if context.op in MAKERS:
                 made_by[node.name] = context.makers[-1][0]
-            elif context.op == "batch_norm" and len(node.args[0].users) == 1:
-                context.folds.append((made_by.get(node.args[0].name, ""), context.layer))
+            elif context.op == "batch_norm":
+                norms.append(context.layer)
+                if len(node.args[0].users) == 1:
+                    folds.append((made_by.get(node.args[0].name, ""), context.layer))
         elif node.op == "output":
             context.fix_all(lookup(list(node.args)), "is an output of the model")
         else:
             values[node.name] = _constant(meta)
+    made = Counter(made_by.values())
+    once = [(a, b) for a, b in folds if a and b and made[a] == norms.count(b) == 1]
+    context.folds += once
 
 
 def _constant(meta: Any) -> Any:

@@ -1,0 +1,1 @@
+"""How a training step runs its widths: plainly, or as CUDA graphs."""

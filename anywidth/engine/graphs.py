@@ -1,0 +1,184 @@
+"""The fast engine on a GPU: one CUDA graph a configuration, replayed without Python.
+
+A graph holds forward, loss and backward of one configuration and adds its gradients to buffers
+that all graphs share. All graphs live in one memory pool: they run one after the other and leave
+nothing in it, because losses, outputs and gradients are copied to buffers outside.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anywidth.engine.eager import EagerEngine
+from anywidth.engine.passes import Objective
+from anywidth.width import ChannelConfig
+
+# (configuration, whether it learns from a teacher)
+Key = tuple[ChannelConfig, bool]
+
+
+@dataclass
+class CapturedPass:
+    """A captured graph with the buffers it leaves its results in."""
+
+    graph: torch.cuda.CUDAGraph
+    loss: Tensor
+    output: Tensor
+
+
+class GraphEngine:
+    """Gradients of a step by replaying graphs; a configuration is captured when it is first met.
+
+    Args:
+        model: a converted network on a GPU.
+        optimizer: of its parameters.
+        objective: what the widths are trained for.
+        most_graphs: the least recently used graph is dropped beyond this number.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        objective: Objective,
+        most_graphs: int = 96,
+    ) -> None:
+        self.model = model
+        self.objective = objective
+        self.most_graphs = most_graphs
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.fallback = EagerEngine(model, optimizer, objective)
+        self.captured: OrderedDict[Key, CapturedPass] = OrderedDict()
+        self.inputs: Tensor | None = None
+        self.targets: Tensor | None = None
+        self.teacher: Tensor | None = None
+        self.sums: list[Tensor] = []
+        self.can_capture = True
+
+    def gradients(
+        self, configs: Sequence[ChannelConfig], inputs: Any, targets: Any
+    ) -> tuple[list[Tensor], list[Any]]:
+        """Leaves the summed gradients of all widths in the parameters; returns losses, outputs.
+
+        What is returned lies in the engine's buffers and holds until the next step.
+        """
+        if not self.can_capture or not self._take(inputs, targets):
+            return self.fallback.gradients(configs, inputs, targets)
+        torch._foreach_zero_(self.sums)
+        losses: list[Tensor] = []
+        outputs: list[Any] = []
+        for index, config in enumerate(configs):
+            key = (config, index > 0 and self.objective.distill is not None)
+            done = self.captured.get(key)
+            if done is not None:
+                self.captured.move_to_end(key)
+                done.graph.replay()
+            else:
+                done = self._first_sight(key)
+                if done is None:
+                    return self.fallback.gradients(configs, inputs, targets)
+            if index == 0:
+                assert self.teacher is not None
+                self.teacher.copy_(done.output)
+            losses.append(done.loss)
+            outputs.append(done.output)
+        for parameter, total in zip(self.parameters, self.sums, strict=True):
+            parameter.grad = total
+        return losses, outputs
+
+    def warm_up(self, configs: Sequence[ChannelConfig], inputs: Any, targets: Any) -> None:
+        """Captures configurations ahead, so that none is met for the first time in training.
+
+        The network's weights and running statistics are left as they were.
+        """
+        if not self.can_capture or not self._take(inputs, targets):
+            return
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        for index, config in enumerate(configs):
+            key = (config, index > 0 and self.objective.distill is not None)
+            if key not in self.captured:
+                done = self._first_sight(key)
+                if done is None:
+                    return
+                if index == 0 and self.teacher is not None:
+                    self.teacher.copy_(done.output)
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(buffers[name])
+
+    def _take(self, inputs: Any, targets: Any) -> bool:
+        """Copies a batch into the static buffers; a batch of another shape starts anew."""
+        if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor) or not inputs.is_cuda:
+            return False
+        if (
+            self.inputs is None
+            or self.targets is None
+            or self.inputs.shape != inputs.shape
+            or self.inputs.dtype != inputs.dtype
+            or self.targets.shape != targets.shape
+        ):
+            self.forget()
+            self.inputs = torch.empty_like(inputs)
+            self.targets = torch.empty_like(targets)
+            self.sums = [torch.zeros_like(p) for p in self.parameters]
+        self.inputs.copy_(inputs, non_blocking=True)
+        self.targets.copy_(targets, non_blocking=True)
+        return True
+
+    def forget(self) -> None:
+        """Drops all graphs and their memory."""
+        self.captured.clear()
+        self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream()
+        self.teacher = None
+
+    def _first_sight(self, key: Key) -> CapturedPass | None:
+        """Runs a configuration once for its gradients, then captures it for the times to come."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            loss, output = self._pass(key)
+        torch.cuda.current_stream().wait_stream(self.stream)
+        if not isinstance(output, Tensor):
+            self._give_up(f"the output is a {type(output).__name__}, not a tensor")
+            return None
+        if self.teacher is None:
+            self.teacher = torch.empty_like(output)
+        done = CapturedPass(torch.cuda.CUDAGraph(), loss.clone(), output.clone())
+        try:
+            with torch.cuda.graph(done.graph, pool=self.pool, stream=self.stream):
+                loss, output = self._pass(key)
+                done.loss.copy_(loss)
+                done.output.copy_(output)
+        except Exception as error:
+            self._give_up(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
+            return done
+        self.captured[key] = done
+        while len(self.captured) > self.most_graphs:
+            self.captured.popitem(last=False)
+        return done
+
+    def _pass(self, key: Key) -> tuple[Tensor, Any]:
+        config, learns = key
+        teacher = self.teacher if learns else None
+        loss, output = self.objective.forward(
+            self.model, config, self.inputs, self.targets, teacher
+        )
+        found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        pairs = [(t, g) for t, g in zip(self.sums, found, strict=True) if g is not None]
+        torch._foreach_add_([t for t, _ in pairs], [g for _, g in pairs])
+        return loss.detach(), output.detach() if isinstance(output, Tensor) else output
+
+    def _give_up(self, reason: str) -> None:
+        self.can_capture = False
+        self.captured.clear()
+        warnings.warn(
+            f"this network cannot be captured as a CUDA graph ({reason}); training goes on with "
+            "the eager engine, which is slower",
+            stacklevel=2,
+        )

@@ -1,0 +1,62 @@
+"""One pass of a training step: a width forward, its loss, and its gradients added up."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anywidth.convert import at_width
+from anywidth.width import ChannelConfig
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What the widths of a step are trained for.
+
+    Args:
+        loss: (output, targets) → scalar.
+        distill: (output, widest output) → scalar for the narrower widths; None uses `loss`.
+        truth: share of `loss` in the narrower widths' objective.
+        autocast: the dtype forward passes run in; None leaves them as they are.
+    """
+
+    loss: Loss
+    distill: Loss | None
+    truth: float
+    autocast: torch.dtype | None
+
+    def forward(
+        self, model: nn.Module, config: ChannelConfig, inputs: Any, targets: Any, teacher: Any
+    ) -> tuple[Tensor, Any]:
+        """(loss, output) at one width; `teacher` is the widest width's output, or None."""
+        with at_width(model, config), self._precision(inputs):
+            output = model(inputs)
+            if teacher is None or self.distill is None:
+                return self.loss(output, targets), output
+            loss = self.distill(output, teacher)
+            if self.truth > 0:
+                loss = (1 - self.truth) * loss + self.truth * self.loss(output, targets)
+            return loss, output
+
+    def _precision(self, inputs: Any) -> contextlib.AbstractContextManager[Any]:
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        device = inputs.device.type if isinstance(inputs, Tensor) else "cpu"
+        # Cached casts would belong to one graph and be read by another.
+        return torch.autocast(device, self.autocast, cache_enabled=False)
+
+
+def detached(output: Any) -> Any:
+    """The same output, cut off from its gradients."""
+    if isinstance(output, Tensor):
+        return output.detach()
+    if isinstance(output, tuple | list):
+        return type(output)(detached(item) for item in output)
+    return output

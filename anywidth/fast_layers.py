@@ -1,0 +1,180 @@
+"""On a GPU, converted layers that run on kernels whose channel count is a run-time argument.
+
+cuDNN prepares every new shape of a convolution anew, up to a second each; these layers do not:
+depthwise convolutions and batch norm (with the activation after it) are Triton kernels, pointwise
+convolutions are plain matrix products. Each takes its fast path where it can and does what it did
+before everywhere else, so the same network still runs on a CPU.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from anywidth import kernels
+from anywidth.layers import cut_name, drop_fast_paths, is_narrowed, is_switched_norm
+
+_ACTIVATIONS: dict[type[nn.Module], str] = {
+    nn.ReLU: "relu",
+    nn.ReLU6: "relu6",
+    nn.SiLU: "silu",
+    nn.Hardswish: "hardswish",
+}
+
+
+def use_kernels(model: nn.Module, enabled: bool = True) -> nn.Module:
+    """Lets a converted network's layers take their fast path on a GPU, or forbids it again.
+
+    Nothing changes but speed and the last bits of rounding. Call it before training starts.
+    """
+    if not enabled or not kernels.available():
+        drop_fast_paths(model)
+        return model
+    for module in model.modules():
+        if isinstance(module, nn.Sequential):
+            _join_activations(module)
+    for module in model.modules():
+        if not is_narrowed(module) or "_slow_class" in module.__dict__:
+            continue
+        if isinstance(module, nn.Conv2d):
+            if _is_depthwise(module):
+                _give(module, _depthwise_forward)
+            elif _is_pointwise(module):
+                _give(module, _pointwise_forward)
+        elif isinstance(module, nn.BatchNorm2d) and is_switched_norm(module):
+            _give(module, _norm_forward)
+    return model
+
+
+def _give(module: nn.Module, forward: Any) -> None:
+    module.__dict__["_slow_class"] = type(module)
+    module.__class__ = _fast_class(type(module), forward)
+
+
+@cache
+def _fast_class(slow: Any, forward: Any) -> type[nn.Module]:
+    members = {
+        "__module__": slow.__module__,
+        "__qualname__": slow.__qualname__,
+        "forward": forward,
+        "_slow_forward": slow.forward,
+    }
+    return type(slow.__name__, (slow,), members)
+
+
+# ---- convolutions --------------------------------------------------------------------------------
+
+
+def _is_plain(module: nn.Conv2d) -> bool:
+    return (
+        module._parameters.get("weight") is not None
+        and module.dilation == (1, 1)
+        and module.padding_mode == "zeros"
+        and not isinstance(module.padding, str)
+        and module.padding[0] == module.padding[1]
+        and module.stride[0] == module.stride[1]
+    )
+
+
+def _is_depthwise(module: nn.Conv2d) -> bool:
+    return (
+        _is_plain(module)
+        and module.bias is None
+        and 1 < module.groups == module.in_channels == module.out_channels
+        and module.kernel_size in ((3, 3), (5, 5))
+        and module.stride[0] in (1, 2)
+    )
+
+
+def _is_pointwise(module: nn.Conv2d) -> bool:
+    return (
+        _is_plain(module)
+        and module.groups == 1
+        and module.kernel_size == (1, 1)
+        and module.stride == (1, 1)
+        and module.padding == (0, 0)
+    )
+
+
+def _depthwise_forward(self: Any, x: Tensor) -> Tensor:
+    weight, stride, padding = self._parameters["weight"], self.stride[0], self.padding[0]
+    if x.is_cuda and type(self.__dict__.get(cut_name("weight", 0))) is int:
+        x = x.contiguous(memory_format=torch.channels_last)
+        if kernels.supports_depthwise_conv2d(x, weight, stride, padding):
+            return kernels.depthwise_conv2d(x, weight, stride, padding)
+    result: Tensor = self._slow_forward(x)
+    return result
+
+
+def _pointwise_forward(self: Any, x: Tensor) -> Tensor:
+    if not x.is_cuda:
+        result: Tensor = self._slow_forward(x)
+        return result
+    weight = self.weight  # the active part
+    pixels = x.permute(0, 2, 3, 1)  # a view of channels-last memory
+    made = nn.functional.linear(pixels, weight.flatten(1), self.bias)
+    return made.permute(0, 3, 1, 2)
+
+
+# ---- batch norm with its activation ----------------------------------------------------------------
+
+
+def _join_activations(sequence: nn.Sequential) -> None:
+    """Where a batch norm is followed by an activation module, the norm does both."""
+    children = list(sequence.children())
+    for norm, activation in zip(children, children[1:], strict=False):
+        kind = _ACTIVATIONS.get(type(activation))
+        if (
+            kind is not None
+            and isinstance(norm, nn.BatchNorm2d)
+            and is_narrowed(norm)
+            and "_slow_class" not in activation.__dict__
+        ):
+            _give(activation, _joined_forward)
+            activation.__dict__["_is_done"] = False
+            norm.__dict__["_activation"] = (kind, activation)
+
+
+def _joined_forward(self: Any, x: Tensor) -> Tensor:
+    """The activation after a joined norm: passes on what the norm has activated already."""
+    if self.__dict__["_is_done"]:
+        self.__dict__["_is_done"] = False
+        return x
+    result: Tensor = self._slow_forward(x)
+    return result
+
+
+def _norm_forward(self: Any, x: Tensor) -> Tensor:
+    if not (x.is_cuda and self.training and _is_prefix(self)):
+        result: Tensor = self._slow_forward(x)
+        return result
+    kind, activation = self.__dict__.get("_activation", ("none", None))
+    weight, bias = self._parameters["weight"], self._parameters["bias"]
+    mean = var = None
+    momentum = self.momentum
+    if self.track_running_stats:
+        mean, var = self.running_mean, self.running_var
+        if mean is not None:
+            self.num_batches_tracked.add_(1)
+    x = x.contiguous(memory_format=torch.channels_last)
+    if momentum is None or not kernels.supports_batch_norm_act(x, weight, bias, mean, var, kind):
+        if mean is not None:
+            self.num_batches_tracked.sub_(1)
+        slow: Tensor = self._slow_forward(x)
+        return slow
+    if activation is not None:
+        activation.__dict__["_is_done"] = True
+    return kernels.batch_norm_act(x, weight, bias, mean, var, momentum, self.eps, kind)
+
+
+def _is_prefix(norm: _NormBase) -> bool:
+    """The kernel takes the first channels; joined stretches and private scales go the slow way."""
+    return (
+        norm._parameters.get("weight") is not None
+        and type(norm.__dict__.get(cut_name("weight", 0))) is int
+        and "_switches" not in norm.__dict__
+    )

@@ -1,0 +1,245 @@
+"""How long one training step over four widths takes on a GPU, against what else one could do.
+
+    python3 -m benchmarks.step --out benchmarks/results
+
+Every column is measured in the same run: ours; (a) the naive sliced step (attributes set by
+`model.apply`, tf32, a synchronisation a width); (b) the four static networks, eager bfloat16
+channels-last, summed; (c) the same under torch.compile; (d) one static full-width eager step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import anywidth as aw
+from anywidth.extraction import extract_quietly
+from anywidth.fast_layers import use_kernels
+from anywidth.model_spec import load_model
+from anywidth.state import state_of
+
+WIDTHS = (1.0, 0.25, 0.475, 0.725)
+SETTINGS = {
+    (model, pixels): batch
+    for model in ("mobilenet_v1", "mobilenet_v2", "torchvision:resnet50")
+    for pixels, batch in ((32, 512), (224, 256))
+}
+
+
+def build(name: str, pixels: int) -> nn.Module:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"num_classes": 1000}
+    if pixels == 32 and ":" not in name:
+        options["total_stride"] = 8
+    model = load_model(name, **options)
+    aw.slimmable(model, example_input=torch.randn(2, 3, pixels, pixels), verified=False)
+    return model
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True, fused=True)
+
+
+def median_ms(run: Callable[[], Any], repeats: int = 30, warmup: int = 8) -> float:
+    for _ in range(warmup):
+        run()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+def static_step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], None]:
+    optimizer = optimizer_of(model)
+
+    def run() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+
+    return run
+
+
+def naive_step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], None]:
+    """The loop of the original: walk all modules for every width, read every loss back."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True)
+    state = state_of(model)
+    values = {}
+    for width in WIDTHS:
+        state.set(model, width)
+        values[width] = {id(m): dict(v) for m, v in state._values[state.config]}
+
+    def run() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        soft = None
+        for width in WIDTHS:
+            state.set(model, width)
+            model.apply(lambda m, w=width: m.__dict__.update(values[w].get(id(m), {})))  # type: ignore[misc]
+            output = model(images)
+            if soft is None:
+                loss = F.cross_entropy(output, labels)
+                soft = output.detach()
+            else:
+                loss = aw.soft_cross_entropy(output, soft)
+            loss.backward()
+            loss.item()
+        optimizer.step()
+
+    return run
+
+
+def floor_bytes(model: nn.Module, batch: int, pixels: int) -> int:
+    """Bytes that must move if each layer read its input and wrote its output once, in bfloat16.
+
+    Forward: input and output. Backward: the output's gradient, the input, the input's gradient.
+    """
+    total = 0
+
+    def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal total
+        total += 2 * (3 * inputs[0].numel() + 2 * output.numel())
+
+    state = state_of(model)
+    for width in WIDTHS:
+        small = extract_quietly(model, state.resolve(width)).to("meta")
+        for module in small.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                module.register_forward_hook(count)
+        small(torch.empty(batch, 3, pixels, pixels, device="meta"))
+    return total
+
+
+def measure(name: str, pixels: int, batch: int, compiled: bool, bandwidth: float) -> dict[str, Any]:
+    torch.cuda.empty_cache()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    images = torch.randn(batch, 3, pixels, pixels, device="cuda")
+    labels = torch.randint(0, 1000, (batch,), device="cuda")
+    last = images.contiguous(memory_format=torch.channels_last)
+    row: dict[str, Any] = {"model": name, "pixels": pixels, "batch": batch}
+
+    model = build(name, pixels)
+    floor = floor_bytes(model, batch, pixels) / bandwidth * 1e3
+    parts = []
+    for width in WIDTHS:
+        small = extract_quietly(model, width).cuda().to(memory_format=torch.channels_last).train()
+        torch.cuda.reset_peak_memory_stats()
+        parts.append(median_ms(static_step(small, last, labels)))
+        if width == 1.0:
+            row["full eager (d) ms"] = parts[0]
+            row["full eager MiB"] = torch.cuda.max_memory_allocated() / 2**20
+        del small
+        torch.cuda.empty_cache()
+    row["static summed (b) ms"] = sum(parts)
+    if compiled:
+        parts = []
+        for width in WIDTHS:
+            small = extract_quietly(model, width).cuda().to(memory_format=torch.channels_last)
+            fast = torch.compile(small.train())
+            parts.append(median_ms(static_step(fast, last, labels)))
+            torch._dynamo.reset()
+        row["compiled summed (c) ms"] = sum(parts)
+
+    naive = build(name, pixels).cuda().train()
+    row["naive (a) ms"] = median_ms(naive_step(naive, images, labels), repeats=10, warmup=3)
+    del naive
+    torch.cuda.empty_cache()
+
+    model = use_kernels(model.cuda().to(memory_format=torch.channels_last).train())
+    torch.cuda.reset_peak_memory_stats()
+    step = aw.SandwichStep(
+        model, optimizer_of(model), F.cross_entropy, autocast=torch.bfloat16, engine="graphs"
+    )
+    step.sampling = aw.Sampling("fixed", widths=WIDTHS)
+    row["ours ms"] = median_ms(lambda: step(last, labels))
+    row["ours MiB"] = torch.cuda.max_memory_allocated() / 2**20
+    row["first sight ms"] = first_sight(step, last, labels) - row["ours ms"]
+    row["floor ms"] = floor
+    return row
+
+
+def first_sight(step: aw.SandwichStep, images: Tensor, labels: Tensor) -> float:
+    """Median time of a step in which one of the four widths is new."""
+    times = []
+    for number in range(5):
+        step.sampling = aw.Sampling("fixed", widths=(1.0, 0.25, 0.475, 0.3 + 0.06 * number))
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        step(images, labels)
+        torch.cuda.synchronize()
+        times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times)
+
+
+def copy_bandwidth() -> float:
+    source = torch.randn(2**30, device="cuda")
+    target = torch.empty_like(source)
+    ms = median_ms(lambda: target.copy_(source), repeats=10)
+    return 2 * source.numel() * 4 / (ms / 1e3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, help="folder for step.json and step.csv")
+    parser.add_argument("--compiled", action="store_true", help="measure (c) too: slow")
+    parser.add_argument("--only", help="model:pixels, such as mobilenet_v1/224", default="")
+    arguments = parser.parse_args()
+    bandwidth = copy_bandwidth()
+    rows = []
+    for (name, pixels), batch in SETTINGS.items():
+        if arguments.only and f"{name}/{pixels}" not in arguments.only.split(","):
+            continue
+        row = measure(name, pixels, batch, arguments.compiled, bandwidth)
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    print(
+        f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, {bandwidth / 1e12:.2f} TB/s"
+    )
+    for row in rows:
+        ours, full = row["ours ms"], row["full eager (d) ms"]
+        print(
+            f"{row['model']:22} {row['pixels']:3} px  ours {ours:7.2f} ms"
+            f"  naive {row['naive (a) ms'] / ours:5.2f}x  static {row['static summed (b) ms'] / ours:5.2f}x"
+            + (
+                f"  compiled {row['compiled summed (c) ms'] / ours:5.2f}x"
+                if arguments.compiled
+                else ""
+            )
+            + f"  of full eager {ours / full:5.2f}  memory {row['ours MiB'] / row['full eager MiB']:5.2f}"
+            f"  first sight {row['first sight ms']:7.1f} ms  floor {row['floor ms'] / ours:5.2f}"
+        )
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        record = {
+            "command": "python3 -m benchmarks.step",
+            "commit": subprocess.run(
+                ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+            ).stdout.strip(),
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "widths": WIDTHS,
+            "bandwidth_bytes_per_second": bandwidth,
+            "rows": rows,
+        }
+        (arguments.out / "step.json").write_text(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""Converting in place, setting widths, and what must not change by either."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch._dynamo.testing
+from agreement import assert_agrees, assert_close, convert
+from torch import Tensor, nn
+
+import anywidth as aw
+from anywidth.extraction import extract_quietly
+from anywidth.layers import uncalibrated_allowed
+from anywidth.state import MOST_CONFIGS, MOST_WIDTHS, state_of
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(1, 16, 1, 1) + 0.5)
+        self.conv, self.norm = nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.scale * torch.relu(self.norm(self.conv(x)))
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 16, 3), Block(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                         nn.Linear(16, 5))  # fmt: skip
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(2, 3, 10, 10)
+
+
+def snapshot(model: nn.Module) -> list:
+    """Everything a conversion could have touched."""
+    return [
+        (path, type(module), dict(module.__dict__), dict(module._parameters),
+         dict(module._buffers), module.training)
+        for path, module in model.named_modules()
+    ]  # fmt: skip
+
+
+def assert_untouched(model: nn.Module, before: list) -> None:
+    after = snapshot(model)
+    assert [entry[:2] for entry in after] == [entry[:2] for entry in before]
+    for old, new in zip(before, after, strict=True):
+        assert old[2].keys() == new[2].keys()
+        assert all(old[2][k] is new[2][k] or old[2][k] == new[2][k] for k in old[2])
+        assert all(old[3][k] is new[3][k] for k in old[3])
+        assert all(old[4][k] is new[4][k] for k in old[4])
+        assert old[5] == new[5]
+
+
+def test_planning_changes_nothing(x: Tensor) -> None:
+    model = network()
+    before, values = snapshot(model), copy.deepcopy(model.state_dict())
+    state = torch.get_rng_state()
+    aw.plan(model, x)
+    assert_untouched(model, before)
+    assert all(torch.equal(values[k], v) for k, v in model.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_conversion_is_in_place_and_keeps_every_parameter(x: Tensor) -> None:
+    model = network().eval()
+    parameters, names, before = list(model.parameters()), list(model.state_dict()), model(x)
+    assert convert(model, x) is model
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+    assert list(model.state_dict()) == names
+    assert torch.equal(model(x), before)
+    assert isinstance(model[1], Block)
+    assert isinstance(model[1].conv, nn.Conv2d)
+
+
+def test_full_width_trains_as_before(x: Tensor) -> None:
+    plain = network()
+    model = convert(copy.deepcopy(plain), x)
+    aw.set_width(model, 0.5)
+    aw.set_width(model, 1.0)
+    for one in (plain, model):
+        one.train()(x).sum().backward()
+    for a, b in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+    for a, b in zip(plain.buffers(), model.buffers(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_checkpoints_load_either_way_at_any_width(x: Tensor) -> None:
+    plain, model = network(), convert(network(), x)
+    aw.set_width(model, 0.5)
+    model.load_state_dict(plain.state_dict(), strict=True)
+    other = network()
+    other.load_state_dict(model.state_dict(), strict=True)
+    for a, b in zip(plain.state_dict().values(), other.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_verification_leaves_mode_values_and_random_state(x: Tensor) -> None:
+    model = network()
+    model[1].eval()
+    plan = aw.plan(model, x)
+    values, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    aw.slimmable(model, plan)
+    assert (model.training, model[1].training) == (True, False)
+    assert all(torch.equal(values[k], v) for k, v in model.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("failing", ["verify", "_track_ends", "_apply"])
+def test_failed_conversion_undoes_itself(x: Tensor, monkeypatch, failing: str) -> None:
+    model = network().eval()
+    plan, result = aw.plan(model, x), model(x)
+    before = snapshot(model)
+    real = getattr(aw.convert, failing)
+
+    def fail_after(*args, **kwargs) -> None:
+        real(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(aw.convert, failing, fail_after)
+    with pytest.raises(KeyboardInterrupt):
+        aw.slimmable(model, plan)
+    assert_untouched(model, before)
+    assert torch.equal(model(x), result)
+    monkeypatch.undo()
+    assert_agrees(aw.slimmable(model, plan), x)
+
+
+def test_parent_of_a_converted_part(x: Tensor) -> None:
+    model = network()
+    convert(model[1], torch.randn(2, 16, 8, 8))
+    with pytest.raises(aw.AnywidthError, match="converted already"):
+        aw.plan(model, x)
+    with pytest.raises(aw.AnywidthError, match="converted already"):
+        aw.slimmable(model, example_input=x)
+
+
+def test_at_width_restores_on_exceptions(x: Tensor) -> None:
+    model = convert(network(), x)
+    aw.set_width(model, 0.5)
+    with pytest.raises(KeyError), aw.at_width(model, 0.25) as config:
+        assert config["0"] == 4
+        raise KeyError
+    assert model[0].out_channels == 8
+    with pytest.raises(aw.AnywidthError), aw.at_width(model, 7):
+        pass
+    assert model[0].out_channels == 8
+    with aw.at_width(model, 0.25), aw.at_width(model, 1.0):
+        assert model[0].out_channels == 16
+    assert model[0].out_channels == 8
+
+
+def test_copies_are_independent(x: Tensor) -> None:
+    model = convert(network(), x).eval()
+    aw.set_width(model, 0.5)
+    with torch.no_grad(), uncalibrated_allowed(model):
+        model(x)
+    other = copy.deepcopy(model)
+    aw.set_width(other, 0.25)
+    assert (model[0].out_channels, other[0].out_channels) == (8, 4)
+    with torch.no_grad():
+        other[0]._parameters["weight"].zero_()
+    assert model[0]._parameters["weight"].any()
+    assert_agrees(other, x)
+    assert_agrees(model, x)
+    assert state_of(other).plan is not state_of(model).plan
+
+
+def test_model_to_moves_statistics_too(x: Tensor) -> None:
+    model = convert(network(), x).train()
+    with aw.at_width(model, 0.25):
+        model(x)
+    model.to(torch.float64).eval()
+    with aw.at_width(model, 0.25), torch.no_grad():
+        assert model(x.double()).dtype == torch.float64
+        twin = aw.extract(model, 0.25)
+        assert_close(model(x.double()), twin(x.double()), 1e-10)
+    model.to("meta")
+    with aw.at_width(model, 0.25):
+        assert model(x.double().to("meta")).is_meta
+
+
+def test_range_below_full_width(x: Tensor) -> None:
+    model = network().eval()
+    before = model(x)
+    convert(model, x, aw.WidthRange(0.25, 0.75, 2))
+    assert torch.equal(model(x), before)
+    with pytest.raises(aw.AnywidthError, match="outside the range"):
+        aw.set_width(model, 1.0)
+    with aw.at_width(model, 0.5):
+        pass
+    assert torch.equal(model(x), before)
+    assert_agrees(model, x)
+
+
+def test_remembered_widths_are_bounded(x: Tensor) -> None:
+    layers = [nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1)]
+    model = convert(nn.Sequential(*layers, nn.Conv2d(16, 4, 1)), x, aw.WidthRange(0.05, 1.0, 1))
+    plan, state = aw.plan_of(model), state_of(model)
+    first, second, third = (group.name for group in plan.elastic())
+    for i in range(2 * MOST_CONFIGS):
+        channels = {first: 1 + i % 16, second: 1 + i // 16 % 16, third: 1 + i // 256}
+        aw.set_width(model, plan.full.replace(channels))
+    assert len(state._values) <= MOST_CONFIGS
+    for i in range(MOST_WIDTHS + 10):
+        aw.set_width(model, 0.05 + 0.0002 * i)
+    assert len(state._configs) <= MOST_WIDTHS
+    assert_agrees(model, x)
+
+
+def test_shared_layers_are_narrowed_once(x: Tensor) -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.one = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 3, padding=1)
+            self.two = nn.Conv2d(16, 16, 3, padding=1)
+            self.two.weight = self.one.weight
+            self.again, self.head = self.one, nn.Conv2d(16, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.again(self.two(self.one(self.stem(x)))))
+
+    model = convert(Shared(), x)
+    assert_agrees(model, x)
+    small = extract_quietly(model, 0.5)
+    assert small.one.weight is small.two.weight
+    assert small.again is small.one
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_at_three_widths(x: Tensor, backend: str) -> None:
+    """A graph a width at first; none is a silent fall back."""
+    torch._dynamo.reset()
+    model = convert(network(), x).eval()
+    graphs = torch._dynamo.testing.CompileCounterWithBackend(backend)
+    compiled = torch.compile(model, backend=graphs, fullgraph=True)
+    with torch.no_grad(), uncalibrated_allowed(model):
+        for width in (1.0, 0.5, 0.25, 0.5, 1.0):
+            with aw.at_width(model, width):
+                assert_close(compiled(x), model(x))
+    assert graphs.frame_count <= 3
+    torch._dynamo.reset()
+
+
+def test_functional_call_and_vmap_see_the_width(x: Tensor) -> None:
+    model = convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(3, 4))
+    rows = torch.randn(3, 4)
+    stacked = {name: torch.stack([p, p * 2]) for name, p in model.named_parameters()}
+    with aw.at_width(model, 0.5), torch.no_grad():
+        model(rows)
+        both = torch.vmap(lambda p: torch.func.functional_call(model, p, (rows,)))(stacked)
+        assert_close(both[0], model(rows))
+        assert_close(model(rows), extract_quietly(model, 0.5)(rows))

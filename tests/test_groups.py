@@ -1,0 +1,174 @@
+"""The plan: resolving widths, editing, printing, saving."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from agreement import assert_agrees
+from torch import nn
+
+import anywidth as aw
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 4, 1),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(2, 3, 8, 8)
+
+
+@pytest.fixture
+def plan(x: torch.Tensor) -> aw.Plan:
+    return aw.plan(network(), x)
+
+
+def test_groups_are_named_after_the_layer_that_makes_them(plan: aw.Plan) -> None:
+    assert list(plan.groups) == ["0", "3", "6", "8"]
+    assert plan.group("3").makers == ("3",)
+    assert plan.group("3").readers == ("6",)
+    assert plan.group("8").fixed == "is an output of the model"
+    assert plan.elastic_layers() == (3, 4)
+
+
+def test_resolve_takes_a_fraction_a_mapping_or_a_configuration(plan: aw.Plan) -> None:
+    assert plan.resolve(0.5).to_json() == {"0": 8, "3": 16, "6": 32, "8": 4}
+    assert plan.resolve({"3": 0.25}).to_json() == {"0": 16, "3": 8, "6": 64, "8": 4}
+    half = plan.resolve(0.5)
+    assert plan.resolve(half) is half
+    assert (plan.full, plan.widest) == (plan.resolve(1.0), plan.resolve(1.0))
+    assert plan.narrowest == plan.resolve(0.25)
+
+
+def test_resolve_accepts_groups_in_another_order(plan: aw.Plan) -> None:
+    shuffled = aw.ChannelConfig(tuple(reversed(plan.resolve(0.5).channels)))
+    assert plan.resolve(shuffled) == plan.resolve(0.5)
+
+
+def test_lattice_holds_every_uniform_configuration(plan: aw.Plan) -> None:
+    lattice = plan.lattice()
+    assert lattice[0] == plan.narrowest
+    assert lattice[-1] == plan.widest
+    seen = {plan.resolve(0.25 + 0.75 * i / 4000) for i in range(4001)}
+    assert seen <= set(lattice)
+    assert len(set(lattice)) == len(lattice)
+    some = plan.lattice(4)
+    assert (len(some), some[0], some[-1]) == (4, lattice[0], lattice[-1])
+
+
+def test_pin(plan: aw.Plan) -> None:
+    plan.pin("3", "wanted whole")
+    assert plan.resolve(0.25)["3"] == 32
+    assert plan.elastic_layers() == (2, 4)
+    with pytest.raises(aw.AnywidthError, match="wanted whole"):
+        plan.check(plan.full.replace({"3": 8}))
+
+
+def test_tie_follows_the_rounded_base(plan: aw.Plan) -> None:
+    plan.tie("6", "3", 2)
+    plan.tie("3", "0", 2)
+    config = plan.resolve(0.6)
+    assert (config["3"], config["6"]) == (2 * config["0"], 4 * config["0"])
+    assert plan.root("6") == "0"
+    assert [group.name for group in plan.elastic()] == ["0"]
+    with pytest.raises(aw.AnywidthError, match="expected 16 channels, not 24"):
+        plan.check(plan.resolve(0.5).replace({"3": 24}))
+
+
+def test_pinning_the_base_of_a_tie_pins_what_follows(plan: aw.Plan) -> None:
+    plan.tie("3", "0", 2)
+    plan.pin("0")
+    assert plan.resolve(0.25)["3"] == 32
+    assert not plan.can_narrow("3")
+    assert plan.elastic_layers() == (1, 4)
+
+
+def test_tie_to_a_fixed_group_keeps_the_full_size(plan: aw.Plan) -> None:
+    plan.tie("0", "8", 4)
+    assert plan.resolve(0.25)["0"] == 16
+
+
+def test_pin_of_a_tied_group_unties_it(plan: aw.Plan) -> None:
+    plan.tie("3", "0", 2)
+    plan.pin("3")
+    assert plan.resolve(0.25).to_json() == {"0": 8, "3": 32, "6": 16, "8": 4}
+
+
+def test_set_divisor(plan: aw.Plan) -> None:
+    plan.set_divisor("3", 1)
+    assert plan.resolve(0.53)["3"] == 17
+    assert plan.resolve(0.53)["0"] == 8
+
+
+def test_edits_that_cannot_be(plan: aw.Plan) -> None:
+    plan.tie("3", "0", 2)
+    with pytest.raises(aw.AnywidthError, match="tie it to itself"):
+        plan.tie("0", "0", 1)
+    with pytest.raises(aw.AnywidthError, match="not 3 times"):
+        plan.tie("6", "3", 3)
+    with pytest.raises(aw.AnywidthError, match="is fixed"):
+        plan.tie("8", "0", 1)
+    with pytest.raises(aw.AnywidthError, match="no group 'nowhere'"):
+        plan.pin("nowhere")
+    with pytest.raises(aw.AnywidthError, match="divisor 0"):
+        plan.set_divisor("0", 0)
+    with pytest.raises(aw.AnywidthError, match="no convolution or linear layer 'x'"):
+        plan.group_of("x")
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda plan: None,
+        lambda plan: plan.pin("3"),
+        lambda plan: plan.tie("6", "3", 2),
+        lambda plan: plan.set_divisor("6", 4),
+        lambda plan: (plan.tie("3", "0", 2), plan.tie("6", "3", 2), plan.pin("0")),
+        lambda plan: plan.tie("0", "8", 4),
+    ],
+    ids=["none", "pin", "tie", "divisor", "chain_to_pinned", "tie_to_fixed"],
+)
+def test_edited_plan_round_trips_and_converts_alike(plan: aw.Plan, x, edit) -> None:
+    edit(plan)
+    again = aw.Plan.from_json(json.loads(json.dumps(plan.to_json())))
+    assert again == plan
+    assert str(again) == str(plan)
+    first, second = network(), network()
+    second.load_state_dict(first.state_dict())
+    aw.slimmable(first, plan, strict=True)
+    aw.slimmable(second, again, strict=True)
+    assert aw.plan_of(first) == aw.plan_of(second)
+    assert_agrees(first, x)
+    for width in (0.25, 0.6):
+        assert aw.macs(first, width) == aw.macs(second, width) == aw.macs(plan, width)
+        with aw.at_width(first.train(), width), aw.at_width(second.train(), width):
+            assert torch.equal(first(x), second(x))
+
+
+def test_converting_leaves_the_given_plan_alone(plan: aw.Plan) -> None:
+    before = plan.copy()
+    aw.slimmable(network(), plan, aw.WidthRange(0.5, 1.0, 4))
+    assert plan == before
+
+
+def test_printed_plan_says_all(plan: aw.Plan) -> None:
+    plan.tie("3", "0", 2)
+    plan.set_divisor("6", 4)
+    text = str(plan)
+    for part in ("3 of 4", "2 x 0", "divisor 4", "fixed: is an output of the model"):
+        assert part in text
+    assert f"1.0    {aw.macs(plan, 1.0):,}" in text
+    assert f"0.25   {aw.macs(plan, 0.25):,}" in text
+
+
+@pytest.mark.parametrize("data", [None, [], {}, {"version": 99}, {"version": 1, "groups": 3}])
+def test_damaged_json(data) -> None:
+    with pytest.raises(aw.AnywidthError, match="plan"):
+        aw.Plan.from_json(data)

@@ -1,0 +1,300 @@
+"""Every kind of layer narrows itself, and its extracted twin computes the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from agreement import (
+    assert_agrees,
+    assert_close,
+    assert_gradients,
+    configurations,
+    convert,
+    stir,
+)
+from test_patterns import hook_weight_norm
+from torch import Tensor, nn
+
+import anywidth as aw
+from anywidth.extraction import extract_quietly
+from anywidth.layers import new_statistics, uncalibrated_allowed
+
+LINE, IMAGE, VOLUME, ROWS = (2, 3, 16), (2, 3, 8, 8), (2, 3, 6, 6, 6), (4, 6)
+
+
+def chain(first: nn.Module, *middle: nn.Module, last: nn.Module) -> nn.Sequential:
+    return nn.Sequential(first, *middle, last)
+
+
+def image_chain(*middle: nn.Module, out: int = 16) -> nn.Sequential:
+    return chain(nn.Conv2d(3, 16, 3, padding=1), *middle, last=nn.Conv2d(out, 4, 1))
+
+
+class Tokens(nn.Module):
+    """A small vision transformer: class token, position embedding, layer scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 16, 4, 4)
+        self.class_token = nn.Parameter(torch.randn(1, 1, 16))
+        self.position = nn.Parameter(torch.randn(1, 5, 16))
+        self.norm = nn.LayerNorm(16)
+        self.hidden, self.back = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.layer_scale = nn.Parameter(torch.rand(16) + 0.5)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), x], 1) + self.position
+        x = x + self.layer_scale * self.back(torch.relu(self.hidden(self.norm(x))))
+        return self.head(x[:, 0])
+
+
+class Attention(nn.Module):
+    def __init__(self, **options) -> None:
+        super().__init__()
+        self.embed = nn.Linear(6, 16)
+        self.attention = nn.MultiheadAttention(16, 4, batch_first=True, **options)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        return self.head(self.attention(x, x, x, need_weights=False)[0])
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Embedding(11, 16), nn.RMSNorm(16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.embed(x)))
+
+
+def encoder_layer(norm_first: bool) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(
+        16, 4, 32, dropout=0.0, batch_first=True, norm_first=norm_first
+    )
+    return chain(nn.Linear(6, 16), layer, last=nn.Linear(16, 4))
+
+
+NETWORKS = {
+    "conv1d": lambda: (chain(nn.Conv1d(3, 16, 3), nn.ReLU(), last=nn.Conv1d(16, 4, 1)), LINE),
+    "conv2d": lambda: (image_chain(nn.ReLU()), IMAGE),
+    "conv3d": lambda: (chain(nn.Conv3d(3, 16, 3), nn.ReLU(), last=nn.Conv3d(16, 4, 1)), VOLUME),
+    "transposed1d": lambda: (
+        chain(nn.ConvTranspose1d(3, 16, 4, 2), nn.ReLU(), last=nn.ConvTranspose1d(16, 4, 3)),
+        LINE,
+    ),
+    "transposed2d": lambda: (image_chain(nn.ConvTranspose2d(16, 8, 4, 2, 1), out=8), IMAGE),
+    "transposed3d": lambda: (
+        chain(nn.ConvTranspose3d(3, 16, 2, 2), nn.ReLU(), last=nn.Conv3d(16, 4, 1)),
+        VOLUME,
+    ),
+    "transposed_grouped": lambda: (
+        image_chain(nn.ConvTranspose2d(16, 8, 4, 2, 1, groups=4), out=8),
+        IMAGE,
+    ),
+    "transposed_depthwise": lambda: (
+        image_chain(nn.ConvTranspose2d(16, 16, 4, 2, 1, groups=16)),
+        IMAGE,
+    ),
+    "depthwise": lambda: (image_chain(nn.Conv2d(16, 16, 3, padding=1, groups=16)), IMAGE),
+    "depthwise_multiplier": lambda: (image_chain(nn.Conv2d(16, 32, 3, groups=16), out=32), IMAGE),
+    "grouped": lambda: (image_chain(nn.Conv2d(16, 16, 3, groups=8)), IMAGE),
+    "linear": lambda: (chain(nn.Linear(6, 16), nn.ReLU(), last=nn.Linear(16, 4)), ROWS),
+    "bilinear_pool": lambda: (image_chain(nn.Upsample(scale_factor=2), nn.MaxPool2d(2)), IMAGE),
+    "batch_norm1d": lambda: (
+        chain(nn.Linear(6, 16), nn.BatchNorm1d(16), last=nn.Linear(16, 4)),
+        ROWS,
+    ),
+    "batch_norm2d": lambda: (image_chain(nn.BatchNorm2d(16), nn.ReLU()), IMAGE),
+    "batch_norm3d": lambda: (
+        chain(nn.Conv3d(3, 16, 3), nn.BatchNorm3d(16), last=nn.Conv3d(16, 4, 1)),
+        VOLUME,
+    ),
+    "batch_norm_without_statistics": lambda: (
+        image_chain(nn.BatchNorm2d(16, track_running_stats=False)),
+        IMAGE,
+    ),
+    "batch_norm_without_weights": lambda: (image_chain(nn.BatchNorm2d(16, affine=False)), IMAGE),
+    "batch_norm_cumulative": lambda: (image_chain(nn.BatchNorm2d(16, momentum=None)), IMAGE),
+    "layer_norm": lambda: (
+        chain(nn.Linear(6, 16), nn.LayerNorm(16), last=nn.Linear(16, 4)),
+        ROWS,
+    ),
+    "layer_norm_over_image": lambda: (image_chain(nn.LayerNorm([16, 8, 8])), IMAGE),
+    "layer_norm_without_weights": lambda: (
+        chain(nn.Linear(6, 16), nn.LayerNorm(16, elementwise_affine=False), last=nn.Linear(16, 4)),
+        ROWS,
+    ),
+    "group_norm": lambda: (image_chain(nn.GroupNorm(4, 16)), IMAGE),
+    "group_norm_of_one": lambda: (image_chain(nn.GroupNorm(1, 16)), IMAGE),
+    "group_norm_without_weights": lambda: (image_chain(nn.GroupNorm(4, 16, affine=False)), IMAGE),
+    "instance_norm": lambda: (image_chain(nn.InstanceNorm2d(16)), IMAGE),
+    "instance_norm_affine": lambda: (image_chain(nn.InstanceNorm2d(16, affine=True)), IMAGE),
+    "instance_norm_with_statistics": lambda: (
+        image_chain(nn.InstanceNorm2d(16, affine=True, track_running_stats=True)),
+        IMAGE,
+    ),
+    "rms_norm": lambda: (chain(nn.Linear(6, 16), nn.RMSNorm(16), last=nn.Linear(16, 4)), ROWS),
+    "rms_norm_without_weights": lambda: (
+        chain(nn.Linear(6, 16), nn.RMSNorm(16, elementwise_affine=False), last=nn.Linear(16, 4)),
+        ROWS,
+    ),
+    "prelu_shared": lambda: (image_chain(nn.PReLU()), IMAGE),
+    "bare_parameters": lambda: (Tokens(), IMAGE),
+    "attention": lambda: (Attention(), (2, 5, 6)),
+    "attention_without_bias": lambda: (Attention(bias=False), (2, 5, 6)),
+    "encoder_layer": lambda: (encoder_layer(norm_first=False), (2, 5, 6)),
+    "encoder_layer_norm_first": lambda: (encoder_layer(norm_first=True), (2, 5, 6)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_layer_agrees_with_its_twin(name: str) -> None:
+    model, shape = NETWORKS[name]()
+    x = torch.randn(shape)
+    before = model.eval()(x)
+    convert(model, x)
+    elastic, layers = aw.plan_of(model).elastic_layers()
+    assert elastic == layers - 1
+    assert torch.equal(model.eval()(x), before)
+    stir(model, [x])
+    assert_agrees(model, x)
+    for config in configurations(model):
+        assert_gradients(model, config, x)
+
+
+def test_embedding_narrows_its_features() -> None:
+    words = torch.randint(0, 11, (2, 7))
+    model = convert(Words(), words)
+    assert_agrees(model, words)
+    with aw.at_width(model, 0.5):
+        assert model.embed.embedding_dim == 8
+        assert model.embed.num_embeddings == 11
+    assert_gradients(model, aw.plan_of(model).narrowest, words)
+
+
+def test_attention_narrows_by_whole_heads() -> None:
+    model = convert(Attention(), torch.randn(2, 5, 6))
+    assert aw.plan_of(model).group_of("embed").unit == 4
+    with aw.at_width(model, 0.5):
+        attention = model.attention
+        assert (attention.num_heads, attention.embed_dim, attention.head_dim) == (2, 8, 4)
+        assert attention.in_proj_weight.shape == (24, 8)
+
+
+def test_attributes_show_the_active_sizes() -> None:
+    model = convert(image_chain(nn.Conv2d(16, 24, 3, groups=4), nn.BatchNorm2d(24), out=24),
+                    torch.randn(IMAGE))  # fmt: skip
+    with aw.at_width(model, 0.5):
+        grouped = model[1]
+        assert (grouped.in_channels, grouped.out_channels, grouped.groups) == (8, 12, 2)
+        assert model[2].num_features == 12
+    assert (grouped.in_channels, grouped.out_channels, grouped.groups) == (16, 24, 4)
+
+
+# ---- output averaging ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, nn.utils.parametrizations.weight_norm,
+                                  hook_weight_norm], ids=["plain", "parametrized", "hook"])  # fmt: skip
+@pytest.mark.parametrize("normed", [False, True], ids=["alone", "with_batch_norm"])
+def test_output_averaging(wrap, normed: bool) -> None:
+    x = torch.randn(IMAGE)
+    layers = [nn.BatchNorm2d(8)] if normed else []
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 1), wrap(nn.Conv2d(16, 8, 3)), *layers, nn.ReLU(), nn.Conv2d(8, 4, 1)
+    )
+    convert(model, x, average_outputs=True)
+    stir(model, [x])
+    assert_agrees(model, x)
+    model.eval()
+    config = aw.plan_of(model).narrowest
+    with aw.at_width(model, config), uncalibrated_allowed(model), torch.no_grad():
+        sliced = model(x)
+        assert_close(sliced, extract_quietly(model, config, fold=True)(x), 1e-4)
+
+
+def test_output_averaging_scales_before_the_bias() -> None:
+    """Appendix of the paper: the sum over inputs times full over active inputs, then the bias."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+    x = torch.randn(5, 4)
+    convert(model, x, aw.WidthRange(0.25, 1.0, 1), average_outputs=True)
+    with aw.at_width(model, 0.25), torch.no_grad():
+        inner = x @ model[0]._parameters["weight"][:2].T + model[0]._parameters["bias"][:2]
+        weight, bias = model[1]._parameters["weight"], model[1]._parameters["bias"]
+        torch.testing.assert_close(model(x), inner @ weight[:, :2].T * (8 / 2) + bias)
+
+
+def test_depthwise_outputs_are_not_averaged() -> None:
+    model = image_chain(nn.Conv2d(16, 16, 3, groups=16))
+    plan = aw.plan(model, torch.randn(IMAGE))
+    assert "1.weight" not in plan.inputs
+    assert "2.weight" in plan.inputs
+
+
+# ---- batch-norm statistics ---------------------------------------------------------------------
+
+
+def test_uncalibrated_width_raises_and_names_the_fix() -> None:
+    x = torch.randn(IMAGE)
+    model = convert(image_chain(nn.BatchNorm2d(16)), x).eval()
+    with aw.at_width(model, 0.5), pytest.raises(aw.AnywidthError, match=r"anywidth\.calibrate"):
+        model(x)
+    model(x)
+
+
+def test_training_tracks_the_ends_and_leaves_other_widths_alone() -> None:
+    x = torch.randn(IMAGE)
+    model = convert(image_chain(nn.BatchNorm2d(16)), x).train()
+    norm, full = model[1], model[1]._buffers["running_mean"].clone()
+    for width in (0.25, 0.5):
+        with aw.at_width(model, width):
+            model(x)
+    assert torch.equal(norm._buffers["running_mean"], full)
+    model.eval()
+    with aw.at_width(model, 0.25):
+        assert norm.running_mean.shape == (4,)
+        assert norm.running_mean.any()
+        model(x)
+
+
+def test_new_statistics_are_those_of_a_new_norm() -> None:
+    model = convert(image_chain(nn.BatchNorm2d(16)), torch.randn(IMAGE))
+    entry, fresh = new_statistics(model[1], 5, 0.3), nn.BatchNorm2d(5)
+    assert torch.equal(entry.running_mean, fresh.running_mean)
+    assert torch.equal(entry.running_var, fresh.running_var)
+    assert not entry.ready
+
+
+# ---- no stale weights ----------------------------------------------------------------------------
+
+
+def test_a_changed_weight_is_seen_at_once() -> None:
+    x = torch.randn(IMAGE)
+    model = convert(image_chain(nn.ReLU()), x).eval()
+    aw.set_width(model, 0.5)
+    with torch.no_grad():
+        model(x)
+        model[0].weight.mul_(2)
+        assert_close(model(x), extract_quietly(model, 0.5)(x))
+        model[0]._parameters["weight"].data = torch.randn(16, 3, 3, 3)
+        assert_close(model(x), extract_quietly(model, 0.5)(x))
+        model[0]._parameters["weight"].data.zero_()
+        assert not model[0].weight.any()
+        model[0].weight = nn.Parameter(torch.randn(16, 3, 3, 3))
+        assert_close(model(x), extract_quietly(model, 0.5)(x))
+
+
+def test_kept_views_do_not_leak_into_training() -> None:
+    x = torch.randn(IMAGE)
+    model = convert(image_chain(nn.ReLU()), x)
+    aw.set_width(model, 0.5)
+    with torch.inference_mode():
+        model(x)
+    with torch.no_grad():
+        model(x)
+    model(x).sum().backward()
+    assert model[0]._parameters["weight"].grad[:8].any()
