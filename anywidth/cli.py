@@ -21,7 +21,7 @@ def main() -> None:
     try:
         app()
     except AnywidthError as error:
-        print(f"anywidth: {error}", file=sys.stderr)
+        print(f"anywidth: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print("anywidth: interrupted", file=sys.stderr)

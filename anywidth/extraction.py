@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 from torch.nn.utils.weight_norm import WeightNorm
 
+from anywidth.folding import fold_norms
 from anywidth.layers import (
     drop_fast_paths,
     is_narrowed,
@@ -52,10 +52,11 @@ def extract(model: nn.Module, width: Width, fold: bool = False) -> nn.Module:
         if is_narrowed(module):
             widen(module)
     del small.__dict__[STATE]
+    _own_classes(small)
     _compute_weights(small)
     if fold:
         small.eval()
-        _fold(small, state.plan.folds)
+        fold_norms(small, state.plan.folds)
     return small
 
 
@@ -113,6 +114,18 @@ def _warn_if_uncalibrated(model: nn.Module, is_full: bool, width: Width) -> None
                 return
 
 
+def _own_classes(model: nn.Module) -> None:
+    """A parametrized module's class is its own; torch shares it with a copy.
+
+    Removing the parametrization of one would then break the other.
+    """
+    for module in model.modules():
+        if parametrize.is_parametrized(module):
+            shared = type(module)
+            inside = {k: v for k, v in vars(shared).items() if k not in ("__dict__", "__weakref__")}
+            module.__class__ = type(shared.__name__, shared.__bases__, inside)
+
+
 def _weight_norm_hooks(model: nn.Module) -> list[tuple[nn.Module, WeightNorm]]:
     """`torch.nn.utils.weight_norm` keeps the weight it computed last as a plain attribute."""
     return [
@@ -133,49 +146,3 @@ def _compute_weights(model: nn.Module) -> None:
     with torch.no_grad():
         for module, hook in _weight_norm_hooks(model):
             setattr(module, hook.name, hook.compute_weight(module))
-
-
-# ---- folding -------------------------------------------------------------------------------------
-
-
-# Layers that a batch norm after them can be merged into.
-_MERGED = (nn.Linear, nn.modules.conv._ConvNd)
-
-
-def _fold(model: nn.Module, folds: list[tuple[str, str]]) -> None:
-    for module in list(model.modules()):
-        _bake_weight_norm(module)
-    for layer_path, norm_path in folds:
-        layer, norm = model.get_submodule(layer_path), model.get_submodule(norm_path)
-        is_norm = isinstance(norm, nn.modules.batchnorm._BatchNorm)
-        if isinstance(layer, _MERGED) and is_norm and norm.running_mean is not None:
-            _merge(layer, norm)
-            parent, _, name = norm_path.rpartition(".")
-            setattr(model.get_submodule(parent), name, nn.Identity())
-
-
-def _bake_weight_norm(module: nn.Module) -> None:
-    if parametrize.is_parametrized(module):
-        for name in list(module.parametrizations):  # type: ignore[arg-type]
-            parametrize.remove_parametrizations(module, name, leave_parametrized=True)
-    elif "weight_g" in module._parameters:
-        nn.utils.remove_weight_norm(module)
-
-
-def _merge(layer: nn.Module, norm: nn.modules.batchnorm._BatchNorm) -> None:
-    arguments = (
-        layer.weight,
-        layer.bias,
-        norm.running_mean,
-        norm.running_var,
-        norm.eps,
-        norm.weight if norm.weight is not None else torch.ones_like(norm.running_mean),
-        norm.bias if norm.bias is not None else torch.zeros_like(norm.running_mean),
-    )
-    with torch.no_grad():
-        if isinstance(layer, nn.Linear):
-            weight, bias = fuse_linear_bn_weights(*arguments)  # type: ignore[arg-type]
-        else:
-            transposed = isinstance(layer, nn.modules.conv._ConvTransposeNd)
-            weight, bias = fuse_conv_bn_weights(*arguments, transpose=transposed)  # type: ignore[arg-type]
-    layer.weight, layer.bias = weight, bias

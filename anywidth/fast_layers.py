@@ -8,15 +8,17 @@ before everywhere else, so the same network still runs on a CPU.
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _NormBase
 
 from anywidth import kernels
-from anywidth.layers import cut_name, drop_fast_paths, is_narrowed, is_switched_norm
+from anywidth.layers import cut_name, drop_fast_paths, is_narrowed, is_switched_norm, scale_name
 
 _ACTIVATIONS: dict[type[nn.Module], str] = {
     nn.ReLU: "relu",
@@ -51,8 +53,9 @@ def use_kernels(model: nn.Module, enabled: bool = True) -> nn.Module:
 
 
 def _give(module: nn.Module, forward: Any) -> None:
-    module.__dict__["_slow_class"] = type(module)
-    module.__class__ = _fast_class(type(module), forward)
+    slow: Any = type(module)
+    module.__dict__["_slow_class"] = slow
+    module.__class__ = _fast_class(slow, forward)
 
 
 @cache
@@ -114,19 +117,59 @@ def _pointwise_forward(self: Any, x: Tensor) -> Tensor:
     if not x.is_cuda:
         result: Tensor = self._slow_forward(x)
         return result
-    weight = self.weight  # the active part
+    state = self.__dict__
     pixels = x.permute(0, 2, 3, 1)  # a view of channels-last memory
-    made = nn.functional.linear(pixels, weight.flatten(1), self.bias)
-    return made.permute(0, 3, 1, 2)
+    cuts = (state.get(cut_name("weight", 0)), state.get(cut_name("weight", 1)))
+    weight = self._parameters["weight"]
+    made = weight.shape[0] if cuts[0] is None else cuts[0]
+    read = weight.shape[1] if cuts[1] is None else cuts[1]
+    is_plain = state.get(scale_name("weight"), 1.0) == 1.0 and self._parameters["bias"] is None
+    if is_plain and isinstance(made, int) and isinstance(read, int):
+        result = _Pointwise.apply(pixels, weight, made, read)
+    else:
+        result = nn.functional.linear(pixels, self.weight.flatten(1), self.bias)
+    return result.permute(0, 3, 1, 2)
 
 
-# ---- batch norm with its activation ----------------------------------------------------------------
+class _Pointwise(torch.autograd.Function):
+    """A product with the first rows and columns of a weight, whose gradient is written at once.
+
+    Slicing the weight with autograd would fill and copy its whole gradient once for each axis.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, pixels: Tensor, weight: Tensor, made: int, read: int) -> Tensor:
+        dtype = pixels.dtype
+        if torch.is_autocast_enabled("cuda"):
+            dtype = torch.get_autocast_dtype("cuda")
+        rows = pixels.to(dtype).reshape(-1, read)
+        active = weight[:made, :read, 0, 0].to(dtype)
+        ctx.save_for_backward(rows, active, weight)
+        ctx.pixels = pixels.shape, pixels.dtype
+        return (rows @ active.t()).view(*pixels.shape[:-1], made)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        rows, active, weight = ctx.saved_tensors
+        shape, dtype = ctx.pixels
+        gradient = gradient.reshape(-1, active.shape[0]).to(rows.dtype)
+        to_pixels = to_weight = None
+        if ctx.needs_input_grad[0]:
+            to_pixels = (gradient @ active).view(shape).to(dtype)
+        if ctx.needs_input_grad[1]:
+            to_weight = torch.zeros_like(weight)
+            to_weight[: active.shape[0], : active.shape[1], 0, 0] = gradient.t() @ rows
+        return to_pixels, to_weight, None, None
+
+
+# ---- batch norm with its activation --------------------------------------------------------------
 
 
 def _join_activations(sequence: nn.Sequential) -> None:
     """Where a batch norm is followed by an activation module, the norm does both."""
     children = list(sequence.children())
-    for norm, activation in zip(children, children[1:], strict=False):
+    for norm, activation in itertools.pairwise(children):
         kind = _ACTIVATIONS.get(type(activation))
         if (
             kind is not None

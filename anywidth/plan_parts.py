@@ -46,7 +46,9 @@ class ChannelGroup:
     readers: tuple[str, ...] = ()
 
     def round(self, channels: float, divisor: int) -> int:
-        """The nearest count this group may have, by the rounding rule."""
+        """The nearest count this group may have, by the rounding rule; all stay all."""
+        if channels >= self.channels:
+            return self.channels
         step = self.divisor or divisor
         if step > self.channels:
             step = 1  # a divisor larger than the whole group would never let it narrow

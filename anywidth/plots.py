@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -105,8 +106,9 @@ def plot_curves(
 ) -> None:
     """Draws training curves: a panel for each quantity, a line for each width.
 
-    A column is named `quantity/width`, as in "loss/0.25"; one without a slash is a line of its
-    own. The horizontal axis is the column "epoch" where there is one, else "step".
+    A column is named `quantity/width`, as in "loss/0.25", or for the two ends `quantity_max` and
+    `quantity_min`; any other is a line of its own. The horizontal axis is the column "epoch"
+    where that grows from row to row, else "step".
 
     Args:
         rows: what `anywidth.metrics.read_metrics` returned.
@@ -166,16 +168,19 @@ def curves_figure(
 
     panels = _panels(rows, quantities)
     if not panels:
-        columns = list(dict.fromkeys(name for row in rows for name in row))
+        names = list(dict.fromkeys(name for row in rows for name in row))
         raise AnywidthError(
-            f"no training curves in the columns {columns[:12]}: expected some like loss/1.0"
+            f"no training curves in the columns {names[:12]}: expected some like loss/1.0"
             + (f" for the quantities {list(quantities)}" if quantities is not None else "")
         )
-    across = "epoch" if any("epoch" in row for row in rows) else "step"
-    figure = Figure(figsize=(max(7.2, 4.4 * len(panels)), 3.6), layout="constrained")
-    for axes, (quantity, lines) in zip(
-        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
-    ):
+    across = _across(rows)
+    wide = 3 if len(panels) == 3 else min(2, len(panels))
+    deep = math.ceil(len(panels) / wide)
+    figure = Figure(figsize=(max(7.2, 3.2 * wide + 1.4), 3.4 * deep), layout="constrained")
+    grid = figure.subplots(deep, wide, squeeze=False).flatten().tolist()
+    for axes in grid[len(panels) :]:
+        axes.remove()
+    for axes, (quantity, lines) in zip(grid, panels.items(), strict=False):
         colors = _blend(len(lines))
         for color, (label, column) in zip(colors, lines.items(), strict=True):
             points = [(r[across], r[column]) for r in rows if across in r and column in r]
@@ -329,7 +334,7 @@ def _panels(
     columns = list(dict.fromkeys(name for row in rows for name in row))
     panels: dict[str, dict[str, str]] = {}
     for column in columns:
-        quantity, _, label = column.rpartition("/") if "/" in column else (column, "", "")
+        quantity, label = _quantity_and_label(column)
         wanted = (
             any(word in quantity.lower() for word in _QUANTITIES)
             if quantities is None
@@ -340,9 +345,26 @@ def _panels(
     return {q: dict(sorted(lines.items(), key=_by_width)) for q, lines in panels.items()}
 
 
+def _quantity_and_label(column: str) -> tuple[str, str]:
+    for ending, label in (("_max", "widest"), ("_min", "narrowest")):
+        if column.endswith(ending):
+            return column.removesuffix(ending), label
+    quantity, slash, label = column.rpartition("/")
+    return (quantity, label) if slash else (column, "")
+
+
+def _across(rows: Sequence[Mapping[str, float]]) -> str:
+    """Epochs only where they tell rows apart: many steps of one epoch would stand in a column."""
+    epochs = [row["epoch"] for row in rows if "epoch" in row]
+    grow = all(one < other for one, other in itertools.pairwise(epochs))
+    return "epoch" if epochs and grow else "step"
+
+
 def _by_width(line: tuple[str, str]) -> tuple[float, str]:
-    """Widest first, names that are no numbers after them."""
-    return (-float(line[0]), "") if _is_number(line[0]) else (math.inf, line[0])
+    """Widest first; names that are no numbers after them, "widest" first among those."""
+    if _is_number(line[0]):
+        return -float(line[0]), ""
+    return math.inf, "" if line[0] == "widest" else line[0]
 
 
 def _is_number(text: str) -> bool:

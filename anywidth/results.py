@@ -54,11 +54,9 @@ class Trained(Protocol):
 
 def missing_statistics(trained: Trained, widths: Sequence[float]) -> list[float]:
     """Those of the widths that have to be calibrated before they can be evaluated."""
-    known = calibrated_widths(trained.model)
-    if not known:
-        return []
-    floats = [width for width in known if isinstance(width, float)]
-    return [width for width in widths if not any(abs(width - k) < 1e-9 for k in floats)]
+    plan = plan_of(trained.model)
+    known = {plan.resolve(width) for width in calibrated_widths(trained.model)}
+    return [width for width in widths if known and plan.resolve(width) not in known]
 
 
 def run_spectrum(
@@ -74,9 +72,12 @@ def run_spectrum(
         measure_latency=measure_latency,
     )
     kind = getattr(trained.config, "method", "us")
-    if kind == "i":
-        # An I-Net is made for one width; what it does at others is the control.
-        kind = "i" if chosen == [1.0] else "control"
+    if kind == "i" and chosen == [1.0]:
+        # All of a network that was built for one width: tables put it beside that width.
+        own = tuple(replace(point, width=trained.config.width) for point in found.points)
+        found = replace(found, points=own)
+    elif kind == "i":
+        kind = "control"  # an ordinary network sliced to widths it was not made for
     found = replace(found, kind=kind)
     folder = trained.run.folder
     write_json(folder / _SPECTRUM, found.to_json())

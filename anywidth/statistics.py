@@ -87,9 +87,9 @@ def calibrate(
         if seen == 0:
             raise AnywidthError("calibrate() got no data: the loader is empty")
     _share(model, norms, labels, mine, fresh)
-    for (norm, config), entry in fresh.items():
-        entry.ready = True
-        _keep(state, norm, config, entry)
+    for config, norm in itertools.product(labels, norms):
+        fresh[norm, config].ready = True
+        _keep(state, norm, config, fresh[norm, config])
 
 
 def calibrated_widths(model: nn.Module) -> list[Width]:
@@ -178,7 +178,8 @@ def _inputs(loader: Iterable[Any], model: nn.Module) -> Iterator[Tensor]:
                 f"calibrate(): a batch is a {type(inputs).__name__}; expected a tensor, or a "
                 "tuple that begins with one"
             )
-        yield inputs.to(device, non_blocking=True)
+        if inputs.shape[0] > 0:
+            yield inputs.to(device, non_blocking=True)
 
 
 def _first_samples(batches: Iterator[Tensor], samples: int | None) -> Iterator[Tensor]:
@@ -195,15 +196,17 @@ def _first_samples(batches: Iterator[Tensor], samples: int | None) -> Iterator[T
 
 def _never_alone(batches: Iterator[Tensor]) -> Iterator[Tensor]:
     """Joins a batch of one sample, which has no variance of its own, to the one beside it."""
-    held: Tensor | None = None
+    held: list[Tensor] = []
+    alone: list[Tensor] = []
     for inputs in batches:
-        if held is None or 1 in (held.shape[0], inputs.shape[0]):
-            held = inputs if held is None else torch.cat([held, inputs])
-        else:
-            yield held
-            held = inputs
-    if held is not None:
-        yield held
+        joined = torch.cat([*alone, inputs]) if alone else inputs
+        if joined.shape[0] == 1:
+            alone = [joined]
+            continue
+        yield from held
+        held, alone = [joined], []
+    if held or alone:
+        yield torch.cat([*held, *alone]) if alone else held[0]
 
 
 def _share(

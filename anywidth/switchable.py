@@ -51,7 +51,7 @@ def add_private_affine(model: nn.Module, switches: Sequence[Width]) -> None:
         assert like is not None
         norm.add_module(PRIVATE_AFFINE, PrivateAffine(sizes, like.detach()))
         norm.__dict__["_switches"] = {config: i for i, config in enumerate(narrow)}
-        norm.__class__ = _private_class(type(norm))
+        norm.__class__ = _private_class(type(norm))  # type: ignore[arg-type]
 
 
 @cache

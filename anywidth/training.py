@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from anywidth.distributed import average_statistics, barrier, rank, world_size
+from anywidth.distributed import average_statistics, barrier, rank, sum_over_ranks, world_size
 from anywidth.errors import AnywidthError
 from anywidth.files import flatten_state, save_tensors, unflatten_state
 from anywidth.metrics import MetricsLog
@@ -110,9 +110,10 @@ def train(training: Training) -> bool:
                 progress.update(step.count, epoch=f"{epoch + 1}/{training.epochs}", **shown)
                 if values and log is not None:
                     log.append(step.count, {"epoch": epoch + 1, **values})
-                if step.count % training.checkpoint_every == 0 or _any_rank(interrupted):
+                stops = _any_rank(interrupted, step.count % training.log_every == 0)
+                if stops or step.count % training.checkpoint_every == 0:
                     save_checkpoint(training.run, step)
-                if _any_rank(interrupted):
+                if stops:
                     return False
     save_checkpoint(training.run, step)
     return True
@@ -180,15 +181,19 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def _any_rank(interrupted: threading.Event) -> bool:
-    """With several ranks, an interrupt of one must stop all after the same step."""
+def _any_rank(interrupted: threading.Event, may_wait: bool) -> bool:
+    """With several ranks, an interrupt of one must stop all after the same step.
+
+    To agree, ranks wait for each other, and so they do only where values are read anyway.
+    """
     if world_size() == 1:
         return interrupted.is_set()
+    if not may_wait:
+        return False
     flag = torch.tensor(float(interrupted.is_set()))
     if torch.distributed.get_backend() == "nccl":
         flag = flag.cuda()
-    torch.distributed.all_reduce(flag)
-    return bool(flag.item())
+    return bool(sum_over_ranks(flag).item())
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ def losses(
     aw.slimmable(model, example_input=torch.randn(2, 3, 32, 32), verified=False)
     model.cuda().to(memory_format=torch.channels_last)
     use_kernels(model, fast)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.002)
     sampling = aw.Sampling(lattice=9, seed=3)
     step = aw.SandwichStep(
         model, optimizer, F.cross_entropy, widths=sampling, autocast=dtype, engine=engine
@@ -40,7 +40,7 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     worst = 0
     for name in ("mobilenet_v1", "mobilenet_v2"):
-        for dtype, tolerance in ((None, 2e-3), (torch.bfloat16, 0.08)):
+        for dtype, tolerance in ((None, 2e-4), (torch.bfloat16, 0.05)):
             plain = losses("eager", False, dtype, name)
             again = losses("eager", False, dtype, name)
             spread = (plain - again).abs().max().item()

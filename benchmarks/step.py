@@ -29,17 +29,23 @@ from anywidth.model_spec import load_model
 from anywidth.state import state_of
 
 WIDTHS = (1.0, 0.25, 0.475, 0.725)
+# "+cifar" is the network with its first strides dropped, as it is trained on 32 px images.
 SETTINGS = {
-    (model, pixels): batch
-    for model in ("mobilenet_v1", "mobilenet_v2", "torchvision:resnet50")
-    for pixels, batch in ((32, 512), (224, 256))
+    ("mobilenet_v1", 32): 512,
+    ("mobilenet_v1", 224): 256,
+    ("mobilenet_v1+cifar", 32): 512,
+    ("mobilenet_v2", 32): 512,
+    ("mobilenet_v2", 224): 256,
+    ("torchvision:resnet50", 32): 512,
+    ("torchvision:resnet50", 224): 256,
 }
 
 
 def build(name: str, pixels: int) -> nn.Module:
+    name, _, variant = name.partition("+")
     torch.manual_seed(0)
     options: dict[str, Any] = {"num_classes": 1000}
-    if pixels == 32 and ":" not in name:
+    if variant == "cifar":
         options["total_stride"] = 8
     model = load_model(name, **options)
     aw.slimmable(model, example_input=torch.randn(2, 3, pixels, pixels), verified=False)
@@ -81,18 +87,13 @@ def static_step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[]
 def naive_step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], None]:
     """The loop of the original: walk all modules for every width, read every loss back."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True)
-    state = state_of(model)
-    values = {}
-    for width in WIDTHS:
-        state.set(model, width)
-        values[width] = {id(m): dict(v) for m, v in state._values[state.config]}
 
     def run() -> None:
         optimizer.zero_grad(set_to_none=True)
         soft = None
         for width in WIDTHS:
-            state.set(model, width)
-            model.apply(lambda m, w=width: m.__dict__.update(values[w].get(id(m), {})))  # type: ignore[misc]
+            model.apply(lambda module, width=width: setattr(module, "width_mult", width))  # type: ignore[misc]
+            aw.set_width(model, width)
             output = model(images)
             if soft is None:
                 loss = F.cross_entropy(output, labels)
@@ -195,6 +196,21 @@ def copy_bandwidth() -> float:
     return 2 * source.numel() * 4 / (ms / 1e3)
 
 
+def summary(row: dict[str, Any]) -> str:
+    """One line: how many times slower the others are, and what share of them ours is."""
+    ours = row["ours ms"]
+    parts = [f"{row['model']:22} {row['pixels']:3} px", f"ours {ours:7.2f} ms"]
+    for label, key in (("naive", "naive (a) ms"), ("static", "static summed (b) ms"),
+                       ("compiled", "compiled summed (c) ms")):  # fmt: skip
+        if key in row:
+            parts.append(f"{label} {row[key] / ours:5.2f}x")
+    parts.append(f"of full eager {ours / row['full eager (d) ms']:5.2f}")
+    parts.append(f"memory {row['ours MiB'] / row['full eager MiB']:5.2f}")
+    parts.append(f"first sight {row['first sight ms']:6.1f} ms")
+    parts.append(f"of the floor {row['floor ms'] / ours:5.2f}")
+    return "  ".join(parts)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="folder for step.json and step.csv")
@@ -213,18 +229,7 @@ def main() -> None:
         f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, {bandwidth / 1e12:.2f} TB/s"
     )
     for row in rows:
-        ours, full = row["ours ms"], row["full eager (d) ms"]
-        print(
-            f"{row['model']:22} {row['pixels']:3} px  ours {ours:7.2f} ms"
-            f"  naive {row['naive (a) ms'] / ours:5.2f}x  static {row['static summed (b) ms'] / ours:5.2f}x"
-            + (
-                f"  compiled {row['compiled summed (c) ms'] / ours:5.2f}x"
-                if arguments.compiled
-                else ""
-            )
-            + f"  of full eager {ours / full:5.2f}  memory {row['ours MiB'] / row['full eager MiB']:5.2f}"
-            f"  first sight {row['first sight ms']:7.1f} ms  floor {row['floor ms'] / ours:5.2f}"
-        )
+        print(summary(row))
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)
         record = {

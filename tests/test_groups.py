@@ -52,6 +52,14 @@ def test_resolve_accepts_groups_in_another_order(plan: aw.Plan) -> None:
     assert plan.resolve(shuffled) == plan.resolve(0.5)
 
 
+def test_full_width_is_all_channels_whatever_the_divisor() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 58, 1), nn.ReLU(), nn.Conv2d(58, 4, 1))
+    plan = aw.plan(model, torch.randn(2, 3, 4, 4))
+    assert plan.resolve(1.0) == plan.full
+    assert plan.resolve(0.99)["0"] == 56
+    assert plan.full in plan.lattice()
+
+
 def test_lattice_holds_every_uniform_configuration(plan: aw.Plan) -> None:
     lattice = plan.lattice()
     assert lattice[0] == plan.narrowest

@@ -198,10 +198,17 @@ def test_attributes_show_the_active_sizes() -> None:
 # ---- output averaging ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrap", [lambda x: x, nn.utils.parametrizations.weight_norm,
-                                  hook_weight_norm], ids=["plain", "parametrized", "hook"])  # fmt: skip
+WRAPPERS = {
+    "plain": lambda layer: layer,
+    "parametrized": nn.utils.parametrizations.weight_norm,
+    "hook": hook_weight_norm,
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("normed", [False, True], ids=["alone", "with_batch_norm"])
-def test_output_averaging(wrap, normed: bool) -> None:
+def test_output_averaging(wrapper: str, normed: bool) -> None:
+    wrap = WRAPPERS[wrapper]
     x = torch.randn(IMAGE)
     layers = [nn.BatchNorm2d(8)] if normed else []
     model = nn.Sequential(

@@ -193,6 +193,31 @@ def test_curves_have_a_panel_a_quantity_and_a_line_a_width() -> None:
     assert loss.get_xlabel() == "epoch"
 
 
+def test_the_two_ends_of_a_run_and_steps_where_epochs_repeat() -> None:
+    rows = [
+        {
+            "step": step,
+            "epoch": 1 + step // 4,
+            "loss_min": 3.0,
+            "loss_max": 2.0,
+            "accuracy_max": 1.0,
+        }
+        for step in range(8)
+    ]
+    rows[-1]["validation_error_min"] = 30.0
+    with style():
+        figure = curves_figure(rows)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+        "loss",
+        "accuracy",
+        "validation error",
+    ]
+    loss = figure.axes[0]
+    assert [line.get_label() for line in loss.get_lines()] == ["widest", "narrowest"]
+    assert list(loss.get_lines()[0].get_ydata()) == [2.0] * 8
+    assert loss.get_xlabel() == "step"
+
+
 def test_long_curves_are_averaged_and_gaps_stay_gaps() -> None:
     rows = [{"step": step, "loss": float(step % 2)} for step in range(3000)]
     rows += [{"step": step, "loss": math.inf} for step in range(3000, 3010)]

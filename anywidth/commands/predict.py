@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from anywidth.convert import at_width
-from anywidth.tasks import classification
+from anywidth.tasks import classification, prediction
 
 console = Console()
 
@@ -31,5 +31,5 @@ def predict(
     """
     trained = classification.open_trained(run, device, with_data=False)
     with at_width(trained.model, width):
-        for name, probability in classification.predict(trained, image, top):
+        for name, probability in prediction.predict(trained, image, top):
             console.print(f"{100 * probability:6.2f} %  {name}", highlight=False)

@@ -70,7 +70,7 @@ def train(
     name, fields = _split_arguments(arguments or [])
     if resume is not None:
         config, folder = _config_of(resume), resume
-        _refuse_changes(arguments, epochs, batch_size, seed)
+        _refuse_changes(arguments or None, out, epochs, batch_size, seed)
         if device is not None:
             config = override(config, {"device": device})
     else:
@@ -87,9 +87,8 @@ def train(
             if rank() == 0:
                 console.print(f"Stopped. Go on with: anywidth train --resume {folder}")
             raise typer.Exit(130)
-        if report and rank() == 0:
+        if report:
             finish(folder, config.device)
-        barrier()
     finally:
         stop_processes()
 
@@ -109,12 +108,19 @@ def _train(config: ClassificationConfig, folder: Path, is_new: bool) -> bool:
 
 
 def finish(folder: Path, device: str) -> None:
-    """Calibrates all widths of a trained run, draws its spectrum and writes its report."""
+    """Calibrates all widths of a trained run, draws its spectrum and writes its report.
+
+    All ranks calibrate; the first one goes on alone.
+    """
     trained = open_trained(folder, device)
     missing = missing_statistics(trained, trained.widths)
     if missing:
         with console.status(f"Calibrating {len(missing)} widths"):
             trained.calibrate(trained.widths)
+    is_first = rank() == 0
+    stop_processes()
+    if not is_first:
+        return
     console.print(spectrum_table(run_spectrum(trained)))
     console.print(f"Report: {run_report(trained)}")
 

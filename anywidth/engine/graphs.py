@@ -48,7 +48,7 @@ class GraphEngine:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         objective: Objective,
-        most_graphs: int = 96,
+        most_graphs: int = 256,
     ) -> None:
         self.model = model
         self.objective = objective

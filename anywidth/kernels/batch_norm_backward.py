@@ -23,7 +23,7 @@ from anywidth.kernels.tiling import ceil_divide
 
 _SUM_ROWS = 32
 _SUM_PROGRAMS = 4
-_INPUT_ROWS = 32
+_INPUT_ROWS = 128
 _INPUT_PROGRAMS = 16
 
 

@@ -22,8 +22,8 @@ from anywidth.kernels.tiling import ceil_divide, choose_folds, choose_strips, mu
 
 # By (kernel size, stride); columns are a multiple of the stride.
 TILES = {
-    (3, 1): Tile(columns=2, vector=4, ahead=2),
-    (3, 2): Tile(columns=4, vector=4, ahead=2),
+    (3, 1): Tile(columns=4, vector=4, ahead=1, positions=8, vectors=8, warps=2),
+    (3, 2): Tile(columns=2, vector=4, ahead=2, positions=8, vectors=8, warps=2),
     (5, 1): Tile(columns=2, vector=2, ahead=2, positions=8, vectors=16),
     (5, 2): Tile(columns=4, vector=2, ahead=1, positions=8, vectors=16),
 }

@@ -39,7 +39,8 @@ def initialize(model: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, 0.0, 0.01)
-            nn.init.zeros_(module.bias)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
 
 
 def check_total_stride(total_stride: int, known: tuple[int, ...]) -> None:

@@ -17,13 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anywidth.config import from_json
-from anywidth.convert import at_width, slimmable, track_statistics
+from anywidth.convert import at_width, plan_of, slimmable, track_statistics
 from anywidth.data.augment import Augmentation
 from anywidth.data.classification import ClassificationData, Loader, load_classification
 from anywidth.distillation import soft_cross_entropy
-from anywidth.distributed import local_device, rank, sum_over_ranks, world_size
+from anywidth.distributed import barrier, local_device, rank, sum_over_ranks, world_size
 from anywidth.errors import AnywidthError
 from anywidth.extraction import extract_quietly
+from anywidth.fast_layers import use_kernels
 from anywidth.model_spec import load_model
 from anywidth.models.building import initialize
 from anywidth.run import Run
@@ -112,6 +113,9 @@ class ClassificationConfig:
     precision: Literal["auto", "float32", "bfloat16"] = field(
         default="auto", metadata=_help("auto is bfloat16 on a GPU, float32 on a CPU")
     )
+    kernels: bool = field(
+        default=True, metadata=_help("on a GPU: kernels that need no preparing for a new width")
+    )
     device: str = field(default="auto", metadata=_help("auto, cpu, cuda or cuda:N"))
     seed: int = field(default=0, metadata=_help("of everything random"))
     validate_every: int = field(default=1, metadata=_help("epochs between validations"))
@@ -122,7 +126,10 @@ class ClassificationConfig:
 # ---- data, network, optimiser --------------------------------------------------------------------
 
 
-def load_data(config: ClassificationConfig, device: torch.device) -> ClassificationData:
+def load_data(
+    config: ClassificationConfig, device: torch.device, *, shared: bool = False
+) -> ClassificationData:
+    """The data of a configuration; `shared` gives each rank its part of every batch."""
     augmentation: Any = Augmentation(config.flip, config.crop_padding, cutout=config.cutout)
     if config.data not in ("bundled", "fashion_mnist", "cifar10", "cifar100"):
         from anywidth.data.folder_images import FolderAugmentation
@@ -136,8 +143,8 @@ def load_data(config: ClassificationConfig, device: torch.device) -> Classificat
         augmentation=augmentation,
         seed=config.seed,
         device=device,
-        rank=rank(),
-        world_size=world_size(),
+        rank=rank() if shared else 0,
+        world_size=world_size() if shared else 1,
         workers=config.workers,
         image_size=config.image_size,
         limit=config.limit,
@@ -218,6 +225,7 @@ def make_optimizer(model: nn.Module, config: ClassificationConfig) -> torch.opti
         lr=config.learning_rate,
         momentum=config.momentum,
         nesterov=config.momentum > 0,
+        fused=all(parameter.is_cuda for parameter in model.parameters()) or None,
     )
 
 
@@ -240,27 +248,25 @@ def precision_of(config: ClassificationConfig, device: torch.device) -> torch.dt
 def train_run(run: Run, config: ClassificationConfig) -> bool:
     """Trains until the last epoch, or an interrupt (then false); resumes where the run left off."""
     device = local_device(config.device)
-    data = load_data(config, device)
+    data = load_data(config, device, shared=True)
     model = build_model(config, len(data.classes), data.input_shape).to(device)
-    uses_distillation = (
-        config.distill
-        and config.method == "us"
-        and config.rule
-        in (
-            "sandwich",
-            "max+random",
-        )
-    )
+    if config.kernels:
+        use_kernels(model)
+    has_teacher = config.method == "us" and config.rule in ("sandwich", "max+random")
     distill = partial(soft_cross_entropy, temperature=config.temperature)
     step = SandwichStep(
         model,
         make_optimizer(model, config),
         F.cross_entropy,
-        distill if uses_distillation else None,
+        distill if config.distill and has_teacher else None,
         sampling_of(config),
         truth=config.truth,
         autocast=precision_of(config, device),
     )
+    if config.lattice is not None and config.method == "us":
+        # No configuration is met for the first time in the middle of training.
+        images, labels = next(iter(data.train.epoch(0)))
+        step.warm_up(plan_of(model).lattice(config.lattice)[::-1], images, labels)
     total = config.epochs * len(data.train)
     warmup = round(config.warmup_epochs * len(data.train))
     training = Training(
@@ -290,6 +296,7 @@ def train_run(run: Run, config: ClassificationConfig) -> bool:
             },
             metadata={"statistics": metadata},
         )
+    barrier()
     return True
 
 
@@ -331,11 +338,12 @@ def _validate(model: nn.Module, loader: Loader, ends: dict[str, float]) -> dict[
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loader: Loader) -> dict[str, float]:
-    """Errors in percent and loss over a loader, at the width the network is set to."""
+    """Errors in percent and loss over a loader, at the width the network is set to.
+
+    With several ranks all must call it; each may have its part of the batches, or all of them.
+    """
     device = next(model.parameters()).device
-    totals = torch.zeros(4, dtype=torch.float64 if device.type == "cpu" else torch.float32).to(
-        device
-    )
+    totals = torch.zeros(4, dtype=torch.float64, device=device)
     for images, labels in loader:
         if len(labels) == 0:
             continue
@@ -346,9 +354,9 @@ def evaluate(model: nn.Module, loader: Loader) -> dict[str, float]:
                 top[:, 0].sum(),
                 top.any(1).sum(),
                 F.cross_entropy(logits, labels, reduction="sum"),
-                torch.tensor(float(len(labels)), device=device),
+                torch.full((), len(labels), device=device),
             ]
-        ).to(totals.dtype)
+        )
     top1, top5, loss, count = sum_over_ranks(totals).tolist()
     return {
         "top1_error": 100 * (1 - top1 / count),
@@ -385,9 +393,15 @@ class TrainedClassifier:
     def calibrate(
         self, widths: Sequence[Width], samples: int | None = None, method: str | None = None
     ) -> None:
-        """Computes statistics for some widths, and saves them with the run."""
+        """Computes statistics for some widths, and saves them with the run.
+
+        With several ranks all must call it: the widths are shared out.
+        """
         loader: Any = self._loaded().calibration
-        samples = samples or self.config.calibration_samples
+        if samples is None:
+            samples = self.config.calibration_samples
+        if samples is not None and samples < 2:
+            raise AnywidthError(f"samples={samples}: batch statistics need at least 2")
         if samples is not None and samples < loader.samples:
             loader = loader.subset(samples, seed=self.config.seed)
         chosen: Any = method or self.config.calibration_method
@@ -425,29 +439,3 @@ def open_trained(
     model.to(place).eval()
     data = load_data(config, place) if with_data else None
     return TrainedClassifier(run, config, model, data)
-
-
-def predict(trained: TrainedClassifier, image: Path, top: int = 5) -> list[tuple[str, float]]:
-    """The most likely classes of an image file and their probabilities, at the present width."""
-    from PIL import Image, UnidentifiedImageError
-    from torchvision.transforms.v2 import functional as transforms
-
-    state = trained.run.state()
-    channels, height, width = state["input_shape"]
-    try:
-        with Image.open(image) as opened:
-            picture = opened.convert("L" if channels == 1 else "RGB")
-    except FileNotFoundError as error:
-        raise AnywidthError(f"no image {image}") from error
-    except (UnidentifiedImageError, OSError) as error:
-        raise AnywidthError(f"{image} is not an image that can be read: {error}") from error
-    pixels = transforms.resize(transforms.pil_to_tensor(picture), [height, width], antialias=True)
-    mean, std = (torch.tensor(state[name]).view(-1, 1, 1) for name in ("mean", "std"))
-    batch = ((pixels.float() / 255 - mean) / std)[None]
-    with torch.no_grad():
-        logits = trained.model(batch.to(next(trained.model.parameters()).device))
-    likely = logits.float().softmax(1)[0].topk(min(top, logits.shape[1]))
-    return [
-        (state["classes"][i], p)
-        for p, i in zip(likely.values.tolist(), likely.indices.tolist(), strict=True)
-    ]

@@ -45,10 +45,11 @@ def build_plan(context: Context, tensors: dict[str, Traced], batch: int) -> Plan
             groups[name] = ChannelGroup(name, size, units[variable], fixed=solver.fixed(variable))
         return name
 
-    def cost_of(layer: str, factor: int, axes: Sequence[Pieces]) -> CostTerm:
+    def cost_of(layer: str, factor: int, axes: Sequence[Pieces], is_batched: bool) -> CostTerm:
         kept = [(axis, axis_of(axis)) for axis in axes]
         whole = math.prod(solver.size(solver.expand(a)) for a, segments in kept if segments is None)
-        return CostTerm(layer, factor * whole // batch, tuple(s for _, s in kept if s is not None))
+        once = factor * whole // (batch if is_batched else 1)
+        return CostTerm(layer, once, tuple(s for _, s in kept if s is not None))
 
     axes = {name: tuple(axis_of(a) for a in value.axes) for name, value in tensors.items()}
     bound = [

@@ -160,6 +160,7 @@ def _run_rules(context: Context, exported: Any, tensors: dict[str, Traced]) -> N
     """Passes over the graph once, a rule a node."""
     held = _held_tensors(context.model, exported)
     values: dict[str, Any] = {}
+    batched: set[str] = set()
     made_by: dict[str, str] = {}
     folds: list[tuple[str, str]] = []
     norms: list[str] = []
@@ -176,10 +177,15 @@ def _run_rules(context: Context, exported: Any, tensors: dict[str, Traced]) -> N
         if node.op == "placeholder":
             name = held.get(node.name)
             values[node.name] = _constant(meta) if name is None else tensors[name]
+            if name is None:
+                batched.add(node.name)
         elif node.op == "call_function":
             context.layer = _layer(node)
             context.op = _op_name(node.target)
             context.meta = meta
+            context.is_batched = any(n.name in batched for n in node.all_input_nodes)
+            if context.is_batched:
+                batched.add(node.name)
             arguments = [lookup(x) for x in node.args]
             keywords = {name: lookup(x) for name, x in node.kwargs.items()}
             values[node.name] = _apply(context, node.target, arguments, keywords)

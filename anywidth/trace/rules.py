@@ -81,14 +81,14 @@ RULES: dict[str, Rule] = {
         elementwise,
         "add sub rsub mul div pow maximum minimum where neg abs exp log sqrt rsqrt reciprocal "
         "sin cos tanh sigmoid relu relu6 silu gelu elu selu celu leaky_relu hardtanh hardswish "
-        "hardsigmoid mish softplus softsign logsigmoid hardshrink softshrink tanhshrink threshold "
+        "hardsigmoid mish softplus log_sigmoid hardshrink softshrink threshold "
         "rrelu clamp clamp_min clamp_max erf square round floor sign lerp addcmul softmax "
         "log_softmax _safe_softmax cumsum dropout feature_dropout alpha_dropout "
-        "feature_alpha_dropout dropout2d contiguous clone to _to_copy alias detach "
+        "feature_alpha_dropout contiguous clone to _to_copy alias detach "
         "lift_fresh_copy type_as masked_fill fill zero eq ne lt le gt ge logical_not logical_and "
         "logical_or bitwise_not bitwise_and bitwise_or isnan zeros_like ones_like rand_like "
         "full_like empty_like randn_like bernoulli copy positive "
-        "normalize nan_to_num remainder fmod expm1 log1p",
+        "nan_to_num remainder fmod expm1 log1p",
     ),
     **_rows(
         constant, "new_zeros new_ones new_empty new_full zeros ones empty full arange rand randn"
@@ -104,7 +104,7 @@ RULES: dict[str, Rule] = {
         "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d upsample_nearest1d "
         "upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
         "upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa "
-        "upsample_nearest_exact2d _upsample_nearest_exact2d reflection_pad1d reflection_pad2d "
+        "_upsample_nearest_exact2d reflection_pad1d reflection_pad2d "
         "replication_pad1d replication_pad2d",
     ),
     **_rows(view, "view reshape flatten unflatten _unsafe_view squeeze view_as reshape_as"),

@@ -34,7 +34,8 @@ class Context:
     # (layer, output axis) of every convolution and linear layer, in order.
     makers: list[tuple[str, TracedAxis]] = field(default_factory=list)
     readers: list[tuple[str, TracedAxis]] = field(default_factory=list)
-    costs: list[tuple[str, int, tuple[Pieces, ...]]] = field(default_factory=list)
+    # (layer, constant factor, elastic axes, whether it is done once an example).
+    costs: list[tuple[str, int, tuple[Pieces, ...], bool]] = field(default_factory=list)
     # (module, attribute, axis it follows, place in the attribute if that is a tuple).
     attributes: list[tuple[str, str, Pieces, int | None]] = field(default_factory=list)
     inputs: dict[str, int] = field(default_factory=dict)
@@ -43,6 +44,8 @@ class Context:
     op: str = ""
     layer: str = ""
     meta: Any = None
+    # Whether the present operation depends on the network's input, or on parameters alone.
+    is_batched: bool = True
 
     @property
     def reason(self) -> str:
@@ -107,7 +110,7 @@ class Context:
                 factor *= size
             else:
                 elastic.append(axis)
-        self.costs.append((self.layer, factor, tuple(elastic)))
+        self.costs.append((self.layer, factor, tuple(elastic), self.is_batched))
 
     def equal_parts(self, axis: Pieces, count: int) -> list[TracedAxis]:
         """`count` equal parts of an axis that a layer will cut anew at every width."""

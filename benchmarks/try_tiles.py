@@ -1,6 +1,6 @@
 """Time other block sizes of the kernels over MobileNet v1 at 224 px, full width and a quarter.
 
-    python -m tests.kernels.try_tiles --out tiles.json
+    python -m benchmarks.try_tiles --out tiles.json
 
 from the repository's root, on a machine with a CUDA GPU; a few minutes. The choices that won are
 the tables in ``anywidth/kernels/``.

@@ -1,0 +1,80 @@
+"""Which task a run belongs to, and what a task can do: the one place that tells tasks apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anywidth.config import Config, from_json
+from anywidth.errors import AnywidthError
+from anywidth.report import Section
+from anywidth.results import Trained
+from anywidth.run import Run
+
+
+def _no_sections(trained: Any) -> list[Section]:
+    return []
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the commands need of a task.
+
+    Args:
+        config: the class of its configurations.
+        train: (run, configuration) → whether training came to its end.
+        open: (folder, device, with_data) → a finished run.
+        sections: finished run → what its report shows beside the spectrum.
+        sections_need_data: whether `sections` wants the run opened with its data.
+    """
+
+    config: type[Any]
+    train: Callable[[Run, Any], bool]
+    open: Callable[[Path, str, bool], Trained]
+    sections: Callable[[Any], Sequence[Section]] = _no_sections
+    sections_need_data: bool = False
+
+
+def task_named(name: object) -> Task:
+    """The task of a configuration; what it needs is imported only now."""
+    if name == "classification":
+        from anywidth.tasks import classification
+
+        return Task(
+            classification.ClassificationConfig,
+            classification.train_run,
+            classification.open_trained,
+        )
+    if name == "super_resolution":
+        from anywidth.commands.crops import crop_sections
+        from anywidth.tasks import super_resolution
+
+        return Task(
+            super_resolution.SuperResolutionConfig,
+            super_resolution.train_run,
+            super_resolution.open_trained,
+            crop_sections,
+            sections_need_data=True,
+        )
+    raise AnywidthError(
+        f"a run of task {name!r}: expected classification or super_resolution; it may need a "
+        "newer anywidth"
+    )
+
+
+def task_of(folder: Path) -> Task:
+    return task_named(Run.open(folder).config_data.get("task"))
+
+
+def config_of(folder: Path) -> Config:
+    """The configuration a run was started with."""
+    data = Run.open(folder).config_data
+    config: Config = from_json(task_named(data.get("task")).config, data)
+    return config
+
+
+def open_trained(folder: Path, device: str = "auto", with_data: bool = True) -> Trained:
+    """A finished run of any task."""
+    return task_of(folder).open(folder, device, with_data)

@@ -1,0 +1,477 @@
+"""Super-resolution: one WDSR trained for all widths, and individually trained ones beside it.
+
+WDSR has weight norm and no batch norm, so nothing has to be calibrated: any width can be run as
+soon as training has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anywidth.config import from_json
+from anywidth.convert import at_width, slimmable
+from anywidth.data.patches import PatchLoader
+from anywidth.data.super_resolution import BUNDLED, PicturePairs, find_images, load_pairs
+from anywidth.distributed import local_device, rank, world_size
+from anywidth.errors import AnywidthError
+from anywidth.image_quality import luma, psnr, ssim
+from anywidth.models.wdsr import WDSR, wdsr
+from anywidth.resize import round_to_uint8, upscale
+from anywidth.run import Run
+from anywidth.sampling import Sampling
+from anywidth.statistics import statistics_to_tensors
+from anywidth.step import Loss, SandwichStep, StepResult
+from anywidth.tiling import run_tiled
+from anywidth.trace import plan as make_plan
+from anywidth.training import Training, load_weights, train
+from anywidth.width import Width, WidthRange, round_channels
+
+EXAMPLE_SIDE = 48
+"""Multiply-adds are counted for a low-resolution input of 48x48, as in the paper."""
+
+Sets = Mapping[str, PicturePairs]
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass(frozen=True)
+class SuperResolutionConfig:
+    """Every choice of a super-resolution run; the network and the widths are the paper's."""
+
+    task: ClassVar[str] = "super_resolution"
+    version: ClassVar[int] = 1
+
+    channels: int = field(default=64, metadata=_help("channels carried from block to block"))
+    blocks: int = field(default=8, metadata=_help("residual blocks"))
+    scale: int = field(default=2, metadata=_help("how much larger pictures become: 2, 3 or 4"))
+    data_dir: str | None = field(
+        default=None, metadata=_help("folder of pictures, or DIV2K's; none takes the bundled ones")
+    )
+    eval_dir: str | None = field(
+        default=None,
+        metadata=_help("pictures to evaluate on; with subfolders (Set5, Set14), each is a set"),
+    )
+    cache_dir: str | None = field(
+        default=None, metadata=_help("where decoded pictures too large for memory are kept")
+    )
+
+    bicubic_start: bool = field(
+        default=True, metadata=_help("initial weights that upscale as bicubic does, nearly")
+    )
+
+    method: Literal["us", "i"] = field(
+        default="us", metadata=_help("universally slimmable, or one width alone")
+    )
+    low: float = field(default=0.5, metadata=_help("narrowest width (32 of 64 channels)"))
+    high: float = field(default=1.0, metadata=_help("widest width"))
+    divisor: int = field(
+        default=1, metadata=_help("channels are multiples of this; 1 allows every count")
+    )
+    width: float = field(default=1.0, metadata=_help("the one width of an I-Net"))
+    widths_per_step: int = field(default=4, metadata=_help("widths trained each step (n)"))
+    lattice: int | None = field(default=None, metadata=_help("draw from so many configurations"))
+    distill: Literal["none", "l1", "l2"] = field(
+        default="l1", metadata=_help("how narrower widths learn from the widest one's patches")
+    )
+
+    epochs: int = field(default=20, metadata=_help("stretches between validations"))
+    steps_per_epoch: int = field(default=1000, metadata=_help("training steps of each"))
+    batch_size: int = field(default=16, metadata=_help("patches a step, all ranks together"))
+    patch: int = field(default=48, metadata=_help("side of a low-resolution patch, px"))
+    learning_rate: float = field(default=1e-3, metadata=_help("of Adam at its highest"))
+    warmup_steps: int = field(default=100, metadata=_help("rise to it over so many steps"))
+
+    validation_pictures: int = field(default=5, metadata=_help("validate on so many at most"))
+    precision: Literal["auto", "float32", "tf32", "bfloat16"] = field(
+        default="auto", metadata=_help("of training; auto is tf32 on a GPU, float32 on a CPU")
+    )
+    device: str = field(default="auto", metadata=_help("auto, cpu, cuda or cuda:N"))
+    seed: int = field(default=0, metadata=_help("of everything random"))
+    validate_every: int = field(default=1, metadata=_help("epochs between validations"))
+    log_every: int = field(default=20, metadata=_help("steps between rows of metrics.csv"))
+    checkpoint_every: int = field(default=500, metadata=_help("steps between checkpoints"))
+
+    @property
+    def data(self) -> str:
+        """What the training pictures are called in a report."""
+        return "the bundled pictures" if self.data_dir is None else Path(self.data_dir).name
+
+    @property
+    def name(self) -> str:
+        """What the network is called in plots and tables."""
+        if self.method == "i":
+            return "I-WDSR"
+        endings = {"l1": "", "l2": ", l2 distillation", "none": ", no distillation"}
+        return "US-WDSR" + endings[self.distill]
+
+
+# ---- data, network, optimiser --------------------------------------------------------------------
+
+
+def load_training_pictures(config: SuperResolutionConfig) -> PicturePairs:
+    folder = BUNDLED / "train" if config.data_dir is None else Path(config.data_dir)
+    return load_pairs(folder, config.scale, patch=config.patch, cache=config.cache_dir)
+
+
+def load_evaluation_sets(config: SuperResolutionConfig) -> dict[str, PicturePairs]:
+    """The pictures to evaluate on by the name of their set, the smallest set first."""
+    sets = {
+        name: load_pairs(folder, config.scale, split="valid", cache=config.cache_dir)
+        for name, folder in _evaluation_folders(config).items()
+    }
+    return dict(sorted(sets.items(), key=lambda item: (len(item[1]), item[0])))
+
+
+def _evaluation_folders(config: SuperResolutionConfig) -> dict[str, Path]:
+    """`eval_dir` or each of its subfolders, else DIV2K's validation pictures, else bundled ones."""
+    given = config.eval_dir or config.data_dir
+    if given is not None and (Path(given) / "DIV2K_valid_HR").is_dir():
+        return {"DIV2K": Path(given)}
+    if config.eval_dir is None:
+        return {"bundled": BUNDLED / "eval"}
+    folder = Path(config.eval_dir)
+    find_images(folder)
+    inside = {path.name: path for path in folder.iterdir() if path.is_dir()}
+    named = {name: path for name, path in inside.items() if not name.startswith(".")}
+    return named or {folder.resolve().name: folder}
+
+
+def build_model(config: SuperResolutionConfig) -> WDSR:
+    """The converted network of a configuration, with its initial weights.
+
+    At width k / channels it is the WDSR of k channels: inside each block the wide activation is
+    kept at its multiple of what the block carries, where rounding alone could miss by one.
+    """
+    torch.manual_seed(config.seed)
+    channels, widths = config.channels, WidthRange(config.low, config.high, config.divisor)
+    if config.method == "i":
+        # Built for its width: the initial weights know their own fan-in.
+        if not 0 < config.width <= 1:
+            raise AnywidthError(f"width={config.width}: an I-Net's width is a number in (0, 1]")
+        channels = min(channels, round_channels(channels * config.width, config.divisor))
+        widths = WidthRange(1.0, 1.0, config.divisor)
+    model = wdsr(channels, config.blocks, config.scale)
+    if config.bicubic_start:
+        start_from_bicubic(model)
+    plan = make_plan(model, torch.rand(2, 3, EXAMPLE_SIDE, EXAMPLE_SIDE))
+    carried = plan.group_of("head")
+    for block in range(config.blocks):
+        wide = plan.group_of(f"body.{block}.widen")
+        plan.tie(wide.name, carried.name, wide.channels // carried.channels)
+    slimmable(model, plan, widths)
+    return model
+
+
+@torch.no_grad()
+def start_from_bicubic(model: WDSR) -> None:
+    """Sets the 5x5 skip to bicubic upscaling and turns the deep branch down to a tenth.
+
+    From random weights a thousand steps pass before a network is as good as bicubic; from here all
+    of them go into what bicubic lacks.
+    """
+    radius, scale = 2, model.scale
+    impulse = torch.zeros(1, 1, 4 * radius + 1, 4 * radius + 1)
+    impulse[..., 2 * radius, 2 * radius] = 1
+    # Column d of phase p is what the impulse gives d pixels before it: a correlation's kernel.
+    around = slice(radius * scale, (3 * radius + 1) * scale)
+    response = upscale(impulse, scale)[0, 0, around, around]
+    phases = response.unflatten(0, (-1, scale)).unflatten(2, (-1, scale)).permute(1, 3, 0, 2)
+    kernels = phases.flip(2, 3).flatten(0, 1)
+    weight = torch.zeros_like(model.skip.weight)
+    for channel in range(weight.shape[1]):
+        weight[channel * scale**2 : (channel + 1) * scale**2, channel] = kernels
+    model.skip.weight = weight
+    nn.init.zeros_(_bias(model.skip))
+    nn.init.zeros_(_bias(model.tail))
+    model.tail.weight = 0.1 * model.tail.weight
+
+
+def _bias(layer: nn.Conv2d) -> Tensor:
+    assert layer.bias is not None
+    return layer.bias
+
+
+def sampling_of(config: SuperResolutionConfig) -> Sampling:
+    if config.method == "i":
+        return Sampling("fixed", widths=(1.0,), seed=config.seed)
+    return Sampling(count=config.widths_per_step, lattice=config.lattice, seed=config.seed)
+
+
+def squared_error(images: Tensor, targets: Tensor) -> Tensor:
+    """Mean squared error in 8-bit levels, over 255: of the size of an absolute error in [0, 1].
+
+    In [0, 1] itself the squares of small errors would vanish beside the widest width's l1 loss.
+    """
+    return 255 * F.mse_loss(images, targets)
+
+
+def distillation_of(config: SuperResolutionConfig) -> Loss | None:
+    if config.method == "i" or config.distill == "none":
+        return None
+    return F.l1_loss if config.distill == "l1" else squared_error
+
+
+def learning_rate(step: int, total: int, warmup: int, highest: float) -> float:
+    """A quarter cosine wave to zero over all steps, after a linear rise if there is one.
+
+    It spends more steps at small rates than a straight line, where PSNR gains its last tenths.
+    """
+    if step < warmup:
+        return highest * (step + 1) / warmup
+    return highest * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+
+
+def make_loader(
+    config: SuperResolutionConfig, pairs: PicturePairs, device: torch.device
+) -> PatchLoader:
+    for name in ("epochs", "steps_per_epoch", "batch_size"):
+        if getattr(config, name) < 1:
+            raise AnywidthError(f"{name}={getattr(config, name)}: expected at least 1")
+    return PatchLoader(
+        pairs,
+        batch_size=config.batch_size,
+        patch=config.patch,
+        samples=config.steps_per_epoch * config.batch_size,
+        seed=config.seed,
+        device=device,
+        pictures_on_device=_fits(pairs, device),
+        rank=rank(),
+        world_size=world_size(),
+    )
+
+
+def _fits(pairs: PicturePairs, device: torch.device) -> bool:
+    """Whether all pictures leave the device half of its free memory."""
+    if device.type != "cuda":
+        return True
+    needed = pairs.low.pixels.numel() + pairs.high.pixels.numel()
+    return needed < torch.cuda.mem_get_info(device)[0] // 2
+
+
+def precision_of(config: SuperResolutionConfig, device: torch.device) -> str:
+    if config.precision != "auto":
+        return config.precision
+    return "tf32" if device.type == "cuda" else "float32"
+
+
+@contextlib.contextmanager
+def tf32_convolutions(allowed: bool) -> Iterator[None]:
+    """Lets a GPU round what convolutions read to 10 bits, or not, inside a `with` block."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+# ---- training ------------------------------------------------------------------------------------
+
+
+def train_run(run: Run, config: SuperResolutionConfig) -> bool:
+    """Trains until the last step, or an interrupt (then false); resumes where the run left off."""
+    device = local_device(config.device)
+    precision = precision_of(config, device)
+    loader = make_loader(config, load_training_pictures(config), device)
+    sets = load_evaluation_sets(config)
+    model = build_model(config).to(device)
+    optimizer = torch.optim.Adam(
+        model.parameters(), lr=config.learning_rate, fused=device.type == "cuda"
+    )
+    step = SandwichStep(
+        model,
+        optimizer,
+        F.l1_loss,
+        distillation_of(config),
+        sampling_of(config),
+        autocast=torch.bfloat16 if precision == "bfloat16" else None,
+    )
+    total = config.epochs * len(loader)
+    training = Training(
+        run,
+        step,
+        loader,
+        config.epochs,
+        lambda number: learning_rate(number, total, config.warmup_steps, config.learning_rate),
+        partial(_measure, _ends(config)),
+        partial(_validate, model, sets, _ends(config), config.validation_pictures),
+        config.validate_every,
+        config.log_every,
+        config.checkpoint_every,
+        description=config.name,
+    )
+    with tf32_convolutions(precision != "float32"):
+        if not train(training):
+            return False
+    if rank() == 0:
+        statistics, metadata = statistics_to_tensors(model)
+        run.save_final(
+            {"model": model.state_dict(), "statistics": statistics},
+            {"steps": step.count},
+            metadata={"statistics": metadata},
+        )
+    return True
+
+
+def _ends(config: SuperResolutionConfig) -> list[float]:
+    """The widths that are logged and validated, widest first."""
+    return [1.0] if config.method == "i" else list(dict.fromkeys([config.high, config.low]))
+
+
+def _measure(ends: Sequence[float], result: StepResult, targets: Tensor) -> dict[str, Tensor]:
+    """The distance to the true patches at both ends, whatever each of them is trained on."""
+    outputs = result.outputs[: len(ends)]
+    return {
+        f"loss/{width}": F.l1_loss(output.float(), targets)
+        for width, output in zip(ends, outputs, strict=True)
+    }
+
+
+def _validate(model: WDSR, sets: Sets, ends: Sequence[float], count: int) -> dict[str, float]:
+    """PSNR on the first few pictures; SSIM would take longer than the network."""
+    pictures = [
+        pair for pairs in sets.values() for pair in map(pairs.__getitem__, range(len(pairs)))
+    ]
+    values = {}
+    model.eval()
+    for width in ends:
+        with at_width(model, width):
+            scores = [
+                _psnr(predict(model, low), high, model.scale) for low, high in pictures[:count]
+            ]
+        if scores:
+            values[f"validation_psnr/{width}"] = sum(scores) / len(scores)
+    model.train()
+    return values
+
+
+# ---- after training ------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def super_resolve(model: WDSR, images: Tensor) -> Tensor:
+    """Upscales (N, 3, H, W) images in [0, 1] of any size, at the width the network is set to.
+
+    Large ones pass in tiles that overlap by what the network sees, so that no seam shows. The
+    result lies in [0, 1], where `images` is.
+    """
+    device = next(model.parameters()).device
+
+    def run(tile: Tensor) -> Tensor:
+        return model(tile.to(device).contiguous(memory_format=torch.channels_last)).clamp_(0, 1)
+
+    radius = model.receptive_radius
+    with tf32_convolutions(False):
+        return run_tiled(run, images, scale=model.scale, tile=max(256, 4 * radius), overlap=radius)
+
+
+def predict(model: WDSR, low: Tensor) -> Tensor:
+    """The 8-bit picture made of one (3, H, W), which is what gets measured."""
+    device = next(model.parameters()).device
+    return round_to_uint8(super_resolve(model, low[None].to(device).float() / 255))[0]
+
+
+def evaluate(model: WDSR, sets: Sets) -> dict[str, float]:
+    """PSNR in dB and SSIM of the network at the width it is set to, as papers report them."""
+    return _evaluate(partial(predict, model), sets)
+
+
+def evaluate_bicubic(sets: Sets) -> dict[str, float]:
+    """The same for bicubic upscaling, the baseline."""
+    scale = next(iter(sets.values())).scale
+    return _evaluate(lambda low: upscale(low[None], scale)[0], sets)
+
+
+def _evaluate(enlarge: Callable[[Tensor], Tensor], sets: Sets) -> dict[str, float]:
+    """Means over all sets, each counted once however large it is; then of each set."""
+    means: dict[str, dict[str, float]] = {}
+    for name, pairs in sets.items():
+        scores: dict[str, list[float]] = {"psnr": [], "ssim": []}
+        for index in range(len(pairs)):
+            low, high = pairs[index]
+            made = enlarge(low)
+            scores["psnr"].append(_psnr(made, high, pairs.scale))
+            scores["ssim"].append(_ssim(made, high, pairs.scale))
+        means[name] = {metric: sum(found) / len(found) for metric, found in scores.items()}
+    values = {
+        metric: sum(mean[metric] for mean in means.values()) / len(means)
+        for metric in ("psnr", "ssim")
+    }
+    if len(means) > 1:
+        for name, mean in means.items():
+            values |= {f"{metric}_{name}": value for metric, value in mean.items()}
+    return values
+
+
+def _psnr(made: Tensor, true: Tensor, scale: int) -> float:
+    return float(psnr(luma(made[None]), luma(true[None].to(made.device)), border=scale))
+
+
+def _ssim(made: Tensor, true: Tensor, scale: int) -> float:
+    return float(ssim(luma(made[None]), luma(true[None].to(made.device)), border=scale))
+
+
+@dataclass(frozen=True)
+class TrainedUpscaler:
+    """A finished run: its network as trained, and the pictures to evaluate on if asked for."""
+
+    run: Run
+    config: SuperResolutionConfig
+    model: WDSR
+    sets: Sets | None
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def widths(self) -> list[float]:
+        """What a spectrum covers unless told: every 0.05 of the range."""
+        if self.config.method == "i":
+            return [1.0]
+        low, high = self.config.low, self.config.high
+        steps = [round(low + i * 0.05, 6) for i in range(math.ceil((high - low) / 0.05 - 1e-9))]
+        return [*steps, high]
+
+    def calibrate(
+        self, widths: Sequence[Width], samples: int | None = None, method: str | None = None
+    ) -> None:
+        """Does nothing: without batch norm there are no statistics to compute."""
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        assert isinstance(model, WDSR)
+        return evaluate(model, self.pictures())
+
+    def pictures(self) -> Sets:
+        if self.sets is None:
+            raise AnywidthError(f"the pictures of {self.run.folder} were not loaded")
+        return self.sets
+
+
+def open_trained(
+    folder: str | Path, device: str = "auto", with_data: bool = True
+) -> TrainedUpscaler:
+    """Loads a finished run for evaluating or upscaling."""
+    run = Run.open(folder, writing=rank() == 0)
+    if not run.finished:
+        raise AnywidthError(
+            f"{run.folder} has not finished training; go on with: "
+            f"anywidth train --resume {run.folder}"
+        )
+    config = from_json(SuperResolutionConfig, run.config_data)
+    model = build_model(config)
+    load_weights(model, run.model_tensors())
+    model.to(local_device(device)).eval()
+    return TrainedUpscaler(run, config, model, load_evaluation_sets(config) if with_data else None)

@@ -1,0 +1,104 @@
+"""How much slower a sliced forward is than its extracted twin, and what setting a width costs.
+
+    python benchmarks/slicing.py [--out benchmarks/results/slicing.json]
+
+US-MobileNet v1 at width 0.5, 224 px, evaluation mode without gradients, on the CPU. Sliced and
+extracted passes alternate, and the median of the ratios of neighbours is reported, so that a busy
+machine slows both alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import anywidth as aw
+
+WIDTH = 0.5
+
+
+def milliseconds(function: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    function()
+    return 1000 * (time.perf_counter() - start)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    model = aw.models.mobilenet_v1()
+    aw.slimmable(model, aw.plan(model, torch.randn(2, 3, 224, 224)))
+    aw.calibrate(model, [torch.randn(4, 3, 224, 224)], widths=[WIDTH])
+    return model.eval()
+
+
+def compare(model: nn.Module, batch_size: int, repeats: int) -> dict[str, float]:
+    images = torch.randn(batch_size, 3, 224, 224)
+    small = aw.extract(model, WIDTH).eval()
+    pairs = []
+    with torch.no_grad(), aw.at_width(model, WIDTH):
+        for repeat in range(repeats + 2):
+            order = (model, small) if repeat % 2 else (small, model)
+            times = {net: milliseconds(lambda net=net: net(images)) for net in order}
+            pairs.append((times[model], times[small]))
+    pairs = pairs[2:]
+    return {
+        "sliced_ms": statistics.median(sliced for sliced, _ in pairs),
+        "extracted_ms": statistics.median(extracted for _, extracted in pairs),
+        "ratio": statistics.median(sliced / extracted for sliced, extracted in pairs),
+    }
+
+
+def switching(model: nn.Module) -> dict[str, float]:
+    """Setting and counting widths seen before, and nonuniform ones that are new each time."""
+    plan = aw.plan_of(model)
+    seen = plan.lattice(60)
+    names = [group.name for group in plan.elastic()]
+    fresh = [plan.resolve({names[i % 14]: 0.3 + 0.005 * i}) for i in range(100)]
+    for config in seen:
+        aw.set_width(model, config)
+    return {
+        "set_width_ms": _median(lambda config: aw.set_width(model, config), seen),
+        "set_new_width_ms": _median(lambda config: aw.set_width(model, config), fresh),
+        "macs_ms": _median(lambda config: aw.macs(model, config), fresh),
+    }
+
+
+def _median(use: Callable[[aw.ChannelConfig], Any], configs: list[aw.ChannelConfig]) -> float:
+    return statistics.median(milliseconds(lambda c=config: use(c)) for config in configs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    parser.add_argument("--repeats", type=int, default=100, help="pairs at batch 1")
+    arguments = parser.parse_args()
+    model = network()
+    figures: dict[str, Any] = {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "machine": platform.processor() or platform.machine(),
+        "width": WIDTH,
+        **switching(model),
+    }
+    aw.set_width(model, 1.0)
+    for batch_size in (1, 32):
+        repeats = arguments.repeats if batch_size == 1 else max(5, arguments.repeats // 8)
+        figures[f"batch_{batch_size}"] = compare(model, batch_size, repeats)
+    for name, value in figures.items():
+        print(f"{name:18} {json.dumps(value)}")
+    if arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,365 @@
+"""Train WDSR in four ways with the same number of steps, and compare PSNR over width.
+
+    python -m benchmarks.super_resolution --train DIR --eval DIR --out DIR --parallel
+
+from the repository's root. `--eval` holds a folder for each set (Set5, Set14, BSD100). The four are
+I-Nets at half and at full width, and US-Nets with and without inplace distillation. Every one is a
+run under `--out` that goes on where it was left: `--minutes 8` stops it cleanly after so long, and
+the same command again continues. `--parallel` trains them at once, a process each, as one network
+of this size does not fill a large GPU. The table printed last is also in super_resolution.md, .csv,
+.json and .png under `--out`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import itertools
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anywidth.config import to_json
+from anywidth.errors import AnywidthError
+from anywidth.files import read_json, write_atomically, write_json
+from anywidth.plots import plot_spectra
+from anywidth.results import run_spectrum, saved_spectrum
+from anywidth.run import Run
+from anywidth.spectra import Spectrum, format_count, parse_widths
+from anywidth.tasks.super_resolution import (
+    SuperResolutionConfig,
+    evaluate_bicubic,
+    load_evaluation_sets,
+    open_trained,
+    train_run,
+)
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "i-0.5": {"method": "i", "width": 0.5},
+    "i-1.0": {"method": "i", "width": 1.0},
+    "us": {"method": "us", "distill": "l1"},
+    "us-no-distillation": {"method": "us", "distill": "none"},
+}
+PIECES = "pieces.json"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    network: str
+    width: float | None
+    channels: int | None
+    multiply_adds: int | None
+    parameters: int | None
+    metrics: dict[str, float]
+
+
+# ---- training and evaluating one network ---------------------------------------------------------
+
+
+def config_of(name: str, options: argparse.Namespace) -> SuperResolutionConfig:
+    epochs = max(1, options.steps // 1000)
+    return SuperResolutionConfig(
+        channels=options.channels,
+        blocks=options.blocks,
+        data_dir=options.train,
+        eval_dir=options.eval,
+        epochs=epochs,
+        steps_per_epoch=options.steps // epochs,
+        batch_size=options.batch_size,
+        patch=options.patch,
+        learning_rate=options.learning_rate,
+        warmup_steps=min(100, options.steps // 10),
+        lattice=options.lattice,
+        precision=options.precision,
+        device=options.device,
+        seed=options.seed,
+        log_every=50,
+        checkpoint_every=1000,
+        **NETWORKS[name],
+    )
+
+
+def open_run(name: str, options: argparse.Namespace) -> Run:
+    folder, config = options.out / name, config_of(name, options)
+    if not (folder / "config.json").exists():
+        return Run.create(folder, config)
+    run = Run.open(folder, writing=True)
+    wanted = to_json(config)
+    other = [field for field in wanted if run.config_data.get(field) != wanted[field]]
+    if other:
+        raise AnywidthError(
+            f"{folder} was begun with another {', '.join(other)}: repeat its options, or choose "
+            "another --out"
+        )
+    return run
+
+
+def train_piece(name: str, options: argparse.Namespace, deadline: float) -> bool:
+    """Trains a network until it is done or time is up; whether it is done."""
+    run = open_run(name, options)
+    if run.finished:
+        return True
+    if time.monotonic() >= deadline:
+        return False
+    begun = run.load_checkpoint()
+    started = time.monotonic()
+    # The training loop saves a checkpoint and returns when it is asked to stop.
+    alarm = threading.Timer(deadline - started, os.kill, (os.getpid(), signal.SIGTERM))
+    alarm.daemon = True
+    if deadline < float("inf"):
+        alarm.start()
+    try:
+        is_done = train_run(run, config_of(name, options))
+    finally:
+        alarm.cancel()
+    seconds = time.monotonic() - started
+    ended = run.load_checkpoint()
+    steps = (ended.step if ended else 0) - (begun.step if begun else 0)
+    pieces = read_pieces(run)
+    pieces.append({"steps": steps, "seconds": round(seconds, 1)})
+    write_json(run.folder / PIECES, {"pieces": pieces})
+    print(f"{name}: {steps} steps, {pace([pieces[-1]], options.batch_size):,.0f} patches/s")
+    return is_done
+
+
+def read_pieces(run: Run) -> list[dict[str, float]]:
+    path = run.folder / PIECES
+    return list(read_json(path)["pieces"]) if path.exists() else []
+
+
+def pace(pieces: Sequence[dict[str, float]], batch_size: int) -> float:
+    """Patches a second over whole pieces, with loading, capturing and validating in the time."""
+    seconds = sum(piece["seconds"] for piece in pieces)
+    return batch_size * sum(piece["steps"] for piece in pieces) / seconds if seconds else 0.0
+
+
+def evaluate_network(name: str, options: argparse.Namespace) -> None:
+    """Writes the run's spectrum, unless it is there already with these widths."""
+    trained = open_trained(options.out / name, options.device)
+    widths = [1.0] if trained.config.method == "i" else parse_widths(options.widths)
+    wanted = [trained.config.width] if trained.config.method == "i" else widths
+    if (trained.run.folder / "spectrum.json").exists():
+        found = saved_spectrum(trained.run)
+        if [point.width for point in found.points] == wanted:
+            return
+    run_spectrum(trained, widths, measure_latency=False)
+
+
+def work_on(name: str, options: argparse.Namespace, deadline: float) -> bool:
+    if not train_piece(name, options, deadline):
+        return False
+    evaluate_network(name, options)
+    return True
+
+
+def work_in_parallel(names: Sequence[str], arguments: Sequence[str]) -> None:
+    """A process a network with the same options; each prints its own progress."""
+    own = [argument for argument in arguments if argument != "--parallel"]
+    command = [sys.executable, "-m", "benchmarks.super_resolution", *own, "--no-table", "--only"]
+    children = {name: subprocess.Popen([*command, name]) for name in names}
+    try:
+        codes = {name: child.wait() for name, child in children.items()}
+    except BaseException:
+        for child in children.values():
+            child.terminate()
+        for child in children.values():
+            child.wait()
+        raise
+    failed = [name for name, code in codes.items() if code]
+    if failed:
+        raise AnywidthError(f"{', '.join(failed)} ended with an error; see the lines above")
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+def collect(options: argparse.Namespace) -> dict[str, Spectrum]:
+    """The spectra of all networks that are done."""
+    found = {}
+    for name in NETWORKS:
+        if (options.out / name / "spectrum.json").exists():
+            found[name] = saved_spectrum(Run.open(options.out / name))
+    return found
+
+
+def rows_of(spectra: dict[str, Spectrum], options: argparse.Namespace) -> list[Row]:
+    sets = load_evaluation_sets(config_of("us", options))
+    rows = [Row("bicubic", None, None, None, None, evaluate_bicubic(sets))]
+    for name, spectrum in spectra.items():
+        for point in spectrum.points:
+            channels = point.channels["head"]
+            costs = point.macs, point.parameters
+            rows.append(Row(name, point.width, channels, *costs, dict(point.metrics)))
+    return rows
+
+
+def findings(spectra: dict[str, Spectrum], metric: str = "psnr") -> list[str]:
+    """How the networks compare, in dB of the mean over the sets."""
+    lines = []
+    us, plain = spectra.get("us"), spectra.get("us-no-distillation")
+    for name, width in (("i-0.5", 0.5), ("i-1.0", 1.0)):
+        if us is not None and name in spectra:
+            difference = us.at(width).metrics[metric] - spectra[name].points[0].metrics[metric]
+            lines.append(f"US-Net less I-Net at width {width}: {difference:+.3f} dB")
+    if us is not None and plain is not None:
+        gains = [
+            point.metrics[metric] - plain.at(point.width).metrics[metric]
+            for point in us.points
+            if point.width is not None
+        ]
+        mean = sum(gains) / len(gains)
+        lines.append(
+            f"distillation less none: {mean:+.3f} dB, {min(gains):+.3f} at the worst width"
+        )
+    for name, spectrum in spectra.items():
+        values = [p.metrics[metric] for p in sorted(spectrum.points, key=lambda p: p.macs)]
+        falls = [a - b for a, b in itertools.pairwise(values) if b < a]
+        if len(values) > 1:
+            lines.append(
+                f"{name}: {values[0]:.3f} to {values[-1]:.3f} dB, "
+                + (f"falls by up to {max(falls):.3f} dB" if falls else "rises at every step")
+            )
+    return lines
+
+
+def facts_of(options: argparse.Namespace) -> dict[str, Any]:
+    runs = {name: options.out / name for name in NETWORKS if (options.out / name).is_dir()}
+    on_gpu = torch.cuda.is_available() and options.device != "cpu"
+    return {
+        "command": shlex.join(["python", "-m", "benchmarks.super_resolution", *sys.argv[1:]]),
+        "commit": _commit(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if on_gpu else f"{platform.machine()} CPU",
+        "precision": options.precision,
+        "seed": options.seed,
+        "steps": config_of("us", options).epochs * config_of("us", options).steps_per_epoch,
+        "parallel": options.parallel,
+        "patches_per_second": {
+            name: round(pace(read_pieces(Run.open(folder)), options.batch_size), 1)
+            for name, folder in runs.items()
+        },
+    }
+
+
+def _commit() -> str:
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or "unknown"
+
+
+def to_markdown(rows: Sequence[Row], facts: dict[str, Any], lines: Sequence[str]) -> str:
+    metrics = list(rows[0].metrics)
+    headings = ["network", "width", "channels", "multiply-adds", *map(_heading, metrics)]
+    table = [headings, ["---", *["---:"] * (len(headings) - 1)]]
+    for row in rows:
+        costs = "" if row.multiply_adds is None else format_count(row.multiply_adds)
+        width, channels = ("" if v is None else str(v) for v in (row.width, row.channels))
+        values = [f"{row.metrics[m]:.{2 if 'psnr' in m else 4}f}" for m in metrics]
+        table.append([row.network, width, channels, costs, *values])
+    text = ["| " + " | ".join(cells) + " |" for cells in table]
+    pages = [f"{name}: {value}" for name, value in facts.items()]
+    return "\n".join([*pages, "", *lines, "", *text, ""])
+
+
+def _heading(metric: str) -> str:
+    name, _, group = metric.partition("_")
+    return f"{name.upper()} {group}".strip()
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    costs = ["network", "width", "channels", "multiply_adds", "parameters"]
+    writer.writerow([*costs, *rows[0].metrics])
+    for row in rows:
+        values = [round(value, 5) for value in row.metrics.values()]
+        writer.writerow([*(getattr(row, name) for name in costs), *values])
+    return text.getvalue()
+
+
+def summarise(options: argparse.Namespace) -> None:
+    spectra = collect(options)
+    rows = rows_of(spectra, options)
+    facts, lines = facts_of(options), findings(spectra)
+    stem = options.out / "super_resolution"
+    text = to_markdown(rows, facts, lines)
+    write_atomically(stem.with_suffix(".md"), text.encode())
+    write_atomically(stem.with_suffix(".csv"), to_csv(rows).encode())
+    write_json(
+        stem.with_suffix(".json"), {**facts, "findings": lines, "rows": [vars(r) for r in rows]}
+    )
+    if spectra:
+        title = f"x2 super-resolution, {facts['steps']} steps"
+        for suffix in (".png", ".svg"):
+            plot_spectra(list(spectra.values()), stem.with_suffix(suffix), "psnr", title)
+        for metric in rows[0].metrics:
+            if metric.startswith("psnr_"):
+                plot_spectra(list(spectra.values()), options.out / f"{metric}.svg", metric, title)
+    missing = [name for name in NETWORKS if name not in spectra]
+    if missing:
+        print(f"not done yet: {', '.join(missing)}; the same command goes on with them")
+    print(text)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--train", required=True, help="folder of training pictures")
+    parser.add_argument("--eval", required=True, help="folder with a subfolder for each set")
+    parser.add_argument("--out", required=True, type=Path, help="where runs and results go")
+    parser.add_argument("--steps", type=int, default=20_000, help="training steps of each network")
+    parser.add_argument("--minutes", type=float, help="stop training after so long, to go on later")
+    parser.add_argument("--only", choices=NETWORKS, action="append", help="may be repeated")
+    parser.add_argument("--parallel", action="store_true", help="a process for each network")
+    parser.add_argument("--widths", default="0.5:1.0:0.0625", help="of the US-Nets' spectra")
+    parser.add_argument("--channels", type=int, default=64)
+    parser.add_argument("--blocks", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--patch", type=int, default=48)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--lattice", type=int, help="draw widths from so many")
+    parser.add_argument("--precision", default="auto", help="auto, float32, tf32 or bfloat16")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-table", action="store_true", help="train and evaluate only")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> None:
+    started = time.monotonic()
+    options = parse(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    names = options.only or list(NETWORKS)
+    if options.parallel and len(names) > 1:
+        work_in_parallel(names, arguments)
+    else:
+        deadline = float("inf") if options.minutes is None else started + 60 * options.minutes
+        for name in names:
+            if not work_on(name, options, deadline):
+                print(f"{name}: stopped before its end; the same command goes on with it")
+                break
+    if not options.no_table:
+        summarise(options)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except AnywidthError as error:
+        raise SystemExit(f"benchmarks.super_resolution: {error}") from None

@@ -1,0 +1,73 @@
+"""Commands and options that scripts may rely on: removing or renaming one breaks a user."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import typer
+from typer.main import get_command
+
+from anywidth.commands.app import app
+from anywidth.tasks.classification import ClassificationConfig
+
+OPTIONS = {
+    "train": {"--out", "--epochs", "--seed", "--batch-size", "--device", "--resume", "--report",
+              "--no-report", "--show", "--list"},
+    "calibrate": {"--widths", "--samples", "--method", "--device"},
+    "spectrum": {"--widths", "--latency", "--no-latency", "--device"},
+    "compare": {"--out", "--metric"},
+    "report": {"--baseline", "--device"},
+    "predict": {"--width", "--top", "--device"},
+    "inspect": {"--input", "--widths", "--json"},
+}  # fmt: skip
+
+ARGUMENTS = {
+    "train": ["arguments"],
+    "calibrate": ["run"],
+    "spectrum": ["run"],
+    "compare": ["runs"],
+    "report": ["run"],
+    "predict": ["run", "image"],
+}
+
+FIELDS = {
+    "model", "total_stride", "data", "data_dir", "image_size", "limit", "validation", "workers",
+    "skip_corrupt", "method", "low", "high", "divisor", "width", "switches", "private_affine",
+    "widths_per_step", "rule", "nonuniform", "lattice", "distill", "temperature", "truth",
+    "average_outputs", "epochs", "batch_size", "learning_rate", "warmup_epochs", "momentum",
+    "weight_decay", "flip", "crop_padding", "cutout", "calibration_samples", "calibration_method",
+    "evaluation_batch_size", "precision", "device", "seed", "validate_every", "log_every",
+    "checkpoint_every",
+}  # fmt: skip
+
+
+def parameters(name: str) -> list[typer.core.TyperOption | typer.core.TyperArgument]:
+    return get_command(app).commands[name].params  # type: ignore[attr-defined]
+
+
+def test_no_command_is_missing() -> None:
+    assert set(OPTIONS) <= set(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_no_option_is_missing(name: str) -> None:
+    found = {
+        option
+        for parameter in parameters(name)
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    }
+    assert OPTIONS[name] <= found
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments_keep_their_order(name: str) -> None:
+    found = [p.name for p in parameters(name) if p.param_type_name == "argument"]
+    assert found == ARGUMENTS[name]
+
+
+def test_no_field_of_a_classification_run_is_missing() -> None:
+    fields = {field.name: field for field in dataclasses.fields(ClassificationConfig)}
+    assert set(fields) >= FIELDS
+    assert all(field.metadata.get("help") for field in fields.values())
+    assert ClassificationConfig.task == "classification"

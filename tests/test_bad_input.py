@@ -1,0 +1,216 @@
+"""Bad input: a clear error that names what was given and what to do; the model as it was."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from agreement import convert
+from torch import Tensor, nn
+
+import anywidth as aw
+from anywidth.convert import track_statistics
+
+
+def network(channels: int = 16) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, channels, 3), nn.BatchNorm2d(channels), nn.ReLU(),
+                         nn.Conv2d(channels, 4, 1))  # fmt: skip
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(2, 3, 8, 8)
+
+
+@pytest.fixture
+def model(x: Tensor) -> nn.Module:
+    return convert(network(), x, aw.WidthRange(0.5, 1.0, 2))
+
+
+USES = {
+    "set_width": aw.set_width,
+    "at_width": lambda model, width: aw.at_width(model, width).__enter__(),
+    "extract": aw.extract,
+    "macs": aw.macs,
+    "parameter_count": aw.parameter_count,
+    "latency": aw.latency,
+    "track_statistics": track_statistics,
+    "resolve": lambda model, width: aw.plan_of(model).resolve(width),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize(
+    ("width", "message"),
+    [
+        (0, r"width 0 is not a number in \(0, 1\]"),
+        (-0.5, r"width -0.5 is not a number in \(0, 1\]"),
+        (1.5, r"width 1.5 is not a number in \(0, 1\]"),
+        (math.nan, r"width nan is not a number in \(0, 1\]"),
+        (math.inf, r"width inf is not a number in \(0, 1\]"),
+        ("half", "width 'half' is not a number"),
+        (None, "width None is not a number"),
+        ([0.5], r"width \[0.5\] is not a number"),
+        (0.25, r"width 0.25 is outside the range \[0.5, 1.0\].*WidthRange\(0.25, 1.0\)"),
+        (aw.ChannelConfig((("elsewhere", 8),)), "another network.*'elsewhere'.*plan.resolve"),
+        (aw.ChannelConfig((("0", 99), ("3", 4))), "group '0' cannot run 99 channels"),
+        (aw.ChannelConfig((("0", 8.5), ("3", 4))), "group '0' cannot run 8.5 channels"),
+        (aw.ChannelConfig((("0", "8"), ("3", 4))), "group '0' cannot run '8' channels"),
+        (aw.ChannelConfig((("0", 0), ("3", 4))), "group '0' cannot run 0 channels"),
+        (aw.ChannelConfig((("0", 8), ("3", 2))), "group '3' is fixed at 4 channels"),
+        ({"nowhere": 0.5}, "no group 'nowhere'"),
+        ({"0": 2}, "width 2 is not a number"),
+    ],
+)
+def test_bad_widths(model: nn.Module, use: str, width, message: str) -> None:
+    with pytest.raises(aw.AnywidthError, match=message):
+        USES[use](model, width)
+    assert model[0].out_channels == 16
+
+
+def test_configuration_of_another_model(model: nn.Module) -> None:
+    other = convert(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), torch.randn(2, 4))
+    with pytest.raises(aw.AnywidthError, match="another network"):
+        aw.set_width(model, aw.plan_of(other).narrowest)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0.0, 1.0), "low=0.0"),
+        ((0.5, 0.25), "low must not exceed high"),
+        ((0.25, 1.25), "high=1.25"),
+        ((math.nan, 1.0), "low=nan"),
+        (("a", 1.0), "low='a'"),
+        ((True, 1.0), "low=True"),
+        ((0.25, 1.0, 0), "divisor 0 must be a whole number of at least 1"),
+        ((0.25, 1.0, -8), "divisor -8"),
+        ((0.25, 1.0, 2.5), "divisor 2.5"),
+    ],
+)
+def test_bad_ranges(arguments, message: str) -> None:
+    with pytest.raises(aw.AnywidthError, match=message):
+        aw.WidthRange(*arguments)
+
+
+def test_model_that_branches_on_values(x: Tensor) -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            return y if y.sum() > 0 else -y
+
+    model = Branching()
+    before = dict(vars(model))
+    with pytest.raises(aw.AnywidthError, match=r"Branching could not be exported.*branch on"):
+        aw.slimmable(model, example_input=x)
+    assert vars(model) == before
+    assert model.training
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 8, 8), (2, 3), (2, 3, 1, 1)])
+def test_example_of_the_wrong_shape(shape) -> None:
+    model = network().eval()
+    with pytest.raises(aw.AnywidthError, match=r"example input \[\(2, .*Check that"):
+        aw.plan(model, torch.randn(shape))
+    assert not model.training
+    assert type(model[0]) is nn.Conv2d
+
+
+def test_converting_twice(model: nn.Module, x: Tensor) -> None:
+    with pytest.raises(aw.AnywidthError, match=r"converted already.*anywidth\.set_width"):
+        aw.slimmable(model, example_input=x)
+    with pytest.raises(aw.AnywidthError, match=r"converted already.*anywidth\.plan_of"):
+        aw.plan(model, x)
+    aw.set_width(model, 0.5)
+    assert model[0].out_channels == 8
+
+
+@pytest.mark.parametrize("use", [name for name in USES if name != "resolve"])
+def test_model_never_converted(use: str) -> None:
+    model = network()
+    with pytest.raises(aw.AnywidthError, match=r"Sequential has not been converted.*slimmable"):
+        USES[use](model, 0.5)
+    with pytest.raises(aw.AnywidthError, match="has not been converted"):
+        USES[use]("a string", 0.5)
+
+
+def test_wrapped_model(model: nn.Module) -> None:
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = model
+
+    with pytest.raises(aw.AnywidthError, match=r"pass model\.module"):
+        aw.set_width(Wrapper(), 0.5)
+
+
+def test_plan_of_another_network(x: Tensor) -> None:
+    wider = aw.plan(network(32), x)
+    model = network()
+    with pytest.raises(aw.AnywidthError, match=r"plan is for another network.*shape"):
+        aw.slimmable(model, wider)
+    with pytest.raises(aw.AnywidthError, match=r"it names '0.weight'.*anywidth\.plan"):
+        aw.slimmable(nn.Sequential(nn.ReLU()), wider)
+    longer = nn.Sequential(*network(), nn.Conv2d(4, 4, 1))
+    with pytest.raises(aw.AnywidthError, match=r"it lacks '4.weight'"):
+        aw.slimmable(longer, aw.plan(network(), x))
+    assert type(model[0]) is nn.Conv2d
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "neither a plan nor an example input"),
+        ({"plan": {"groups": 3}}, "plan=dict: expected what anywidth.plan"),
+        ({"widths": (0.25, 1.0)}, r"widths=\(0.25, 1.0\): expected anywidth.WidthRange"),
+    ],
+)
+def test_bad_arguments_of_slimmable(arguments, message: str, x: Tensor) -> None:
+    if "widths" in arguments:
+        arguments = {**arguments, "example_input": x}
+    with pytest.raises(aw.AnywidthError, match=message):
+        aw.slimmable(network(), **arguments)
+
+
+def test_not_a_module(x: Tensor) -> None:
+    with pytest.raises(aw.AnywidthError, match="model=str"):
+        aw.slimmable("resnet50", example_input=x)
+    with pytest.raises(aw.AnywidthError, match="model=str"):
+        aw.plan("resnet50", x)
+
+
+def test_model_that_is_random_in_evaluation(x: Tensor) -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.two(self.one(x) + torch.rand_like(x[:, :1]))
+
+    model = Noisy()
+    with pytest.raises(aw.AnywidthError, match=r"random in evaluation.*verified=False"):
+        aw.slimmable(model, example_input=x)
+    assert type(model.one) is nn.Conv2d
+    aw.slimmable(model, example_input=x, verified=False)
+
+
+@pytest.mark.parametrize("arguments", [{"repeats": 0}, {"batch_size": 0}])
+def test_bad_latency_arguments(model: nn.Module, arguments) -> None:
+    with pytest.raises(aw.AnywidthError, match="at least 1"):
+        aw.latency(model, 0.5, **arguments)
+
+
+def test_too_small_a_lattice(model: nn.Module) -> None:
+    with pytest.raises(aw.AnywidthError, match="a lattice of 1 widths"):
+        aw.plan_of(model).lattice(1)
+
+
+def test_configuration_from_something_else() -> None:
+    with pytest.raises(aw.AnywidthError, match="expected a mapping"):
+        aw.ChannelConfig.from_json([1, 2])

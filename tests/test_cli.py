@@ -1,0 +1,253 @@
+"""The `anywidth` command on a real, tiny run; and what it says to mistakes."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import TINY_RUN, Answer, anywidth, command
+from PIL import Image
+
+import anywidth as aw
+from anywidth.run import Run
+from anywidth.tasks.classification import ClassificationConfig, open_trained
+
+COMMANDS = ("train", "calibrate", "spectrum", "compare", "report", "predict", "inspect")
+
+
+def succeed(*arguments: object) -> Answer:
+    answer = command(*arguments)
+    assert answer.code == 0, answer.errors
+    return answer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def us_net(folder: Path) -> Path:
+    succeed("train", *TINY_RUN, "--out", folder / "us")
+    return folder / "us"
+
+
+@pytest.fixture(scope="module")
+def s_net(folder: Path) -> Path:
+    options = ("--method", "s", "--switches", "0.25,0.5,1.0", "--private-affine")
+    succeed("train", *TINY_RUN, *options, "--out", folder / "s")
+    return folder / "s"
+
+
+@pytest.fixture(scope="module")
+def i_net(folder: Path) -> Path:
+    """Trained, and nothing more."""
+    options = ("--method=i", "--width=0.5", "--epochs", "1", "--no-report")
+    succeed("train", *TINY_RUN, *options, "--out", folder / "i")
+    return folder / "i"
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    return list(csv.DictReader(lines))
+
+
+# ---- commands that work --------------------------------------------------------------------------
+
+
+def test_train_ends_with_a_spectrum_and_a_report(us_net: Path) -> None:
+    found = rows(us_net / "spectrum.csv")
+    assert [float(row["width"]) for row in found] == pytest.approx(
+        [0.25 + 0.025 * i for i in range(31)]
+    )
+    for name in ("report.html", "plots/spectrum.png", "plots/spectrum.svg", "plots/training.png"):
+        assert (us_net / name).stat().st_size > 1000, name
+
+
+def test_calibrate_adds_widths_to_the_run(folder: Path) -> None:
+    run = folder / "calibrated"
+    succeed("train", *TINY_RUN, "--no-report", "--out", run)
+    assert aw.calibrated_widths(open_trained(run, "cpu", with_data=False).model) == [0.25, 1.0]
+    answer = succeed("calibrate", run, "--widths", "0.5,0.75", "--samples", "100")
+    assert "2 widths calibrated: 0.5, 0.75" in answer.output
+    trained = open_trained(run, "cpu", with_data=False)
+    assert aw.calibrated_widths(trained.model) == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_the_spectrum_holds_what_evaluation_gives(us_net: Path) -> None:
+    succeed("spectrum", us_net, "--widths", "0.25:1.0:0.25", "--no-latency")
+    trained = open_trained(us_net, "cpu")
+    found = rows(us_net / "spectrum.csv")
+    assert [float(row["width"]) for row in found] == [0.25, 0.5, 0.75, 1.0]
+    for row in found:
+        with aw.at_width(trained.model, float(row["width"])):
+            errors = trained.evaluate(trained.model)
+        assert float(row["top1_error"]) == pytest.approx(errors["top1_error"], abs=0.051)
+        expected = aw.macs(aw.plan_of(trained.model), float(row["width"]))
+        assert int(row["macs"]) == expected
+
+
+def test_compare_puts_all_kinds_in_one_plot(
+    us_net: Path, s_net: Path, i_net: Path, tmp_path: Path
+) -> None:
+    succeed("spectrum", i_net)
+    plot = tmp_path / "comparison.svg"
+    answer = succeed("compare", us_net, s_net, i_net, "--out", plot)
+    for name in ("US-tiny", "S-tiny", "I-tiny"):
+        assert name in answer.output
+    assert "<svg" in plot.read_text()
+    assert len(rows(s_net / "spectrum.csv")) == 3
+    assert len(rows(i_net / "spectrum.csv")) == 1
+
+
+def test_report_is_one_page_with_its_baselines(us_net: Path, s_net: Path) -> None:
+    succeed("report", us_net, "--baseline", s_net)
+    page = (us_net / "report.html").read_text()
+    assert "US-tiny" in page
+    assert "S-tiny" in page
+    assert not re.search(r'(src|href)="(https?:|/)', page)
+
+
+def test_predict_prints_likely_classes(us_net: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "shirt.png"
+    pixels = torch.randint(256, (40, 30), dtype=torch.uint8)
+    Image.fromarray(pixels.numpy()).save(picture)
+    answers = [
+        succeed("predict", us_net, picture, "--width", width, "--top", "3", "--device", "cpu")
+        for width in (0.25, 1.0)
+    ]
+    classes = set(Run.open(us_net).state()["classes"])
+    for answer in answers:
+        lines = re.findall(r"^\s*([\d.]+) %  (.+)$", answer.output, re.MULTILINE)
+        shares = [float(share) for share, _ in lines]
+        assert len(lines) == 3
+        assert shares == sorted(shares, reverse=True)
+        assert {name for _, name in lines} <= classes
+    assert answers[0].output != answers[1].output
+
+
+def test_a_finished_run_is_not_trained_again(i_net: Path) -> None:
+    before = (i_net / "model.safetensors").read_bytes()
+    answer = succeed("train", "--resume", i_net, "--no-report")
+    assert "finished already" in answer.output
+    assert (i_net / "model.safetensors").read_bytes() == before
+
+
+def test_show_and_list_start_nothing(tmp_path: Path) -> None:
+    shown = succeed("train", "cifar10_mobilenet_v1", "--epochs", "7", "--show")
+    assert re.search(r"--epochs\s+7\s", shown.output)
+    assert "--learning-rate" in shown.output
+    listed = succeed("train", "--list")
+    assert "fashion_mnist_demo" in listed.output
+    assert "imagenet_us_mobilenet_v2" in listed.output
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_explains_itself_with_an_example(name: str) -> None:
+    answer = succeed(name, "--help")
+    assert re.search(r"Examples?:", answer.output)
+    assert re.search(rf"anywidth {name}", answer.output)
+    assert name in succeed("--help").output
+
+
+# ---- mistakes ------------------------------------------------------------------------------------
+
+
+def assert_refused(answer: Answer, *words: str) -> None:
+    assert answer.code == 2, answer
+    assert "Traceback" not in answer.errors
+    lines = answer.errors.strip().splitlines()
+    assert len(lines) == 1, lines
+    for word in words:
+        assert word in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("fashion_demo",), ("no recipe 'fashion_demo'", "fashion_mnist_demo")),
+        (("--learning-rat", "0.1"), ("learning-rat", "learning_rate")),
+        (("--learning-rate", "fast"), ("'fast'",)),
+        (("--data", "nowhere"), ("'nowhere'", "bundled")),
+        (("--model", "mobilenet_v9"), ("'mobilenet_v9'", "mobilenet_v1")),
+        (("--batch-size", "100000"), ("100000",)),
+        (("--device", "tpu"), ("'tpu'", "cpu")),
+        (("--low", "2"), ("low=2.0",)),
+        (("--rule", "biggest"), ("'biggest'", "sandwich")),
+        (("demo", "twice"), ("'twice'",)),
+    ],
+)
+def test_train_names_what_is_wrong(
+    arguments: tuple[str, ...], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    answer = command("train", *arguments, "--out", tmp_path / "run", "--no-report")
+    errors = answer.errors
+    assert_refused(Answer(answer.code, answer.output, errors), *words)
+
+
+def test_an_existing_folder_is_not_written_over(i_net: Path) -> None:
+    before = (i_net / "config.json").read_bytes()
+    assert_refused(command("train", *TINY_RUN, "--out", i_net), str(i_net), "--resume", "--out")
+    assert (i_net / "config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--epochs", "3"), ("--seed", "1"), ("--learning-rate", "1"), ("--out", "elsewhere"),
+     ("cifar10_mobilenet_v1",)],
+)  # fmt: skip
+def test_resume_takes_no_other_options(i_net: Path, options: tuple[str, ...]) -> None:
+    answer = command("train", *options, "--resume", i_net, "--no-report")
+    assert_refused(answer, "--resume goes on with the run's own configuration")
+
+
+@pytest.mark.parametrize("name", ["calibrate", "spectrum", "report"])
+def test_a_folder_that_is_no_run_is_named(name: str, tmp_path: Path) -> None:
+    assert_refused(command(name, tmp_path), str(tmp_path), "not a run", "config.json")
+    assert_refused(command(name, tmp_path / "gone"), "gone", "no such folder")
+
+
+@pytest.mark.parametrize("name", ["calibrate", "spectrum", "report"])
+def test_an_unfinished_run_is_to_be_resumed(name: str, tmp_path: Path) -> None:
+    Run.create(tmp_path / "run", ClassificationConfig())
+    answer = command(name, tmp_path / "run")
+    assert_refused(answer, "not finished", f"anywidth train --resume {tmp_path / 'run'}")
+
+
+def test_wrong_widths_are_named(us_net: Path) -> None:
+    assert_refused(command("calibrate", us_net, "--widths", "0.1"), "0.1", "0.25")
+    assert_refused(command("spectrum", us_net, "--widths", "wide"), "wide")
+    assert_refused(command("calibrate", us_net, "--samples", "1"), "samples=1")
+    assert_refused(command("calibrate", us_net, "--method", "mean"), "'mean'", "exact")
+
+
+def test_predict_names_what_is_wrong(us_net: Path, tmp_path: Path) -> None:
+    assert_refused(command("predict", us_net, tmp_path / "no.png"), "no image", "no.png")
+    text = tmp_path / "text.png"
+    text.write_text("not a picture")
+    assert_refused(command("predict", us_net, text), "text.png", "not an image")
+    assert_refused(command("predict", us_net, text, "--width", "1.5"), "1.5")
+    assert_refused(command("predict", us_net, text, "--top", "0"), "top=0")
+
+
+def test_predict_at_an_uncalibrated_width_says_what_to_do(folder: Path, tmp_path: Path) -> None:
+    run, picture = folder / "ends", tmp_path / "grey.png"
+    succeed("train", *TINY_RUN, "--epochs", "1", "--no-report", "--out", run)
+    Image.new("L", (28, 28), 100).save(picture)
+    answer = command("predict", run, picture, "--width", "0.5")
+    assert_refused(answer, "no statistics for width 0.5", "[0.25]", "calibrate")
+
+
+def test_compare_needs_two_runs_with_a_spectrum(us_net: Path, folder: Path) -> None:
+    assert_refused(command("compare", us_net), "at least two runs")
+    bare = folder / "bare"
+    Run.create(bare, ClassificationConfig())
+    assert_refused(command("compare", us_net, bare), "no spectrum yet", f"anywidth spectrum {bare}")
+
+
+def test_a_real_process_ends_in_one_line_and_code_2(tmp_path: Path) -> None:
+    done = anywidth("spectrum", tmp_path)
+    assert_refused(Answer(done.returncode, done.stdout, done.stderr), "anywidth: ", "not a run")

@@ -1,0 +1,88 @@
+"""What the narrower widths learn from."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_networks import converted, images_and_labels
+
+import anywidth as aw
+
+
+def by_hand(student: list[float], teacher: list[float], temperature: float) -> float:
+    soft = [math.exp(t / temperature) for t in teacher]
+    labels = [value / sum(soft) for value in soft]
+    exponents = [math.exp(s / temperature) for s in student]
+    logs = [math.log(value / sum(exponents)) for value in exponents]
+    return -sum(p * q for p, q in zip(labels, logs, strict=True)) * temperature**2
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 0.5])
+def test_soft_cross_entropy_is_the_mean_over_a_batch(temperature: float) -> None:
+    students, teachers = [[0.3, -1.2, 2.0], [1.0, 1.0, 0.0]], [[1.0, 0.5, -0.5], [-2.0, 3.0, 0.1]]
+    expected = sum(
+        by_hand(s, t, temperature) for s, t in zip(students, teachers, strict=True)
+    ) / len(students)
+    found = aw.soft_cross_entropy(torch.tensor(students), torch.tensor(teachers), temperature)
+    assert float(found) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_certain_teacher_gives_ordinary_cross_entropy() -> None:
+    logits, labels = torch.randn(5, 4), torch.tensor([0, 3, 1, 2, 2])
+    certain = 1000.0 * F.one_hot(labels, 4)
+    torch.testing.assert_close(
+        aw.soft_cross_entropy(logits, certain), F.cross_entropy(logits, labels)
+    )
+
+
+def test_the_gradient_is_the_difference_of_probabilities() -> None:
+    student = torch.randn(6, 4, requires_grad=True)
+    teacher = torch.randn(6, 4)
+    aw.soft_cross_entropy(student, teacher).backward()
+    expected = (student.detach().softmax(1) - teacher.softmax(1)) / 6
+    torch.testing.assert_close(student.grad, expected)
+
+
+def test_temperature_keeps_the_size_of_gradients() -> None:
+    """For high temperatures the gradient tends to the difference of centred logits over classes."""
+    teacher = torch.randn(3, 5)
+    sizes = []
+    for temperature in (50.0, 200.0):
+        student = torch.zeros(3, 5, requires_grad=True)
+        aw.soft_cross_entropy(student, teacher, temperature).backward()
+        assert student.grad is not None
+        sizes.append(float(student.grad.norm()))
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.05)
+
+
+def test_the_full_width_gets_no_gradient_from_the_narrower_ones() -> None:
+    model = converted()
+    images, labels = images_and_labels(8)
+    seen: list[torch.Tensor] = []
+
+    def distill(output: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+        seen.append(teacher)
+        return aw.soft_cross_entropy(output, teacher)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    result = aw.SandwichStep(model, optimizer, F.cross_entropy, distill)(images, labels)
+    assert len(seen) == 3
+    assert all(not teacher.requires_grad for teacher in seen)
+    assert all(torch.equal(teacher, result.outputs[0]) for teacher in seen)
+
+
+def test_channels_beyond_the_widest_student_see_the_true_labels_alone() -> None:
+    model = converted()
+    images, labels = images_and_labels(8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    sampling = aw.Sampling("fixed", widths=(1.0, 0.5))
+    aw.SandwichStep(model, optimizer, F.cross_entropy, widths=sampling)(images, labels)
+    weight = model[4].weight  # type: ignore[index]
+    both = weight.grad.clone()
+    optimizer.zero_grad()
+    F.cross_entropy(model(images), labels).backward()
+    torch.testing.assert_close(both[8:], weight.grad[8:])
+    assert not torch.allclose(both[:8, :8], weight.grad[:8, :8])

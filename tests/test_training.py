@@ -1,0 +1,226 @@
+"""The training loop: what it logs, and what survives a kill, an interrupt or a damaged file."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from command_line import TINY_RUN, anywidth, start, wait_for_step
+from tiny_networks import converted, images_and_labels
+from torch import Tensor
+
+import anywidth as aw
+from anywidth.run import Run
+from anywidth.step import StepResult
+from anywidth.tasks.classification import ClassificationConfig
+from anywidth.training import Training, load_weights, train
+
+SLOW_RUN = (
+    *TINY_RUN, "--model", "tiny_networks:slow", "--checkpoint-every", "3", "--log-every", "1",
+    "--no-report",
+)  # fmt: skip
+STEPS = 30
+# Long enough that a kill falls where it was aimed: 4 widths a step, and validation.
+PAUSE = "0.005"
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "uninterrupted"
+    done = anywidth("train", *SLOW_RUN, "--out", run)
+    assert done.returncode == 0, done.stderr
+    return run
+
+
+def assert_same_result(run: Path, expected: Path) -> None:
+    for name in ("model.safetensors", "statistics.safetensors", "metrics.csv"):
+        assert (run / name).read_bytes() == (expected / name).read_bytes(), name
+
+
+def last_logged(run: Path) -> int:
+    return int((run / "metrics.csv").read_text().splitlines()[-1].partition(",")[0])
+
+
+def newest_checkpoint(run: Path) -> Path:
+    return max((run / "checkpoints").glob("step-*"))
+
+
+# ---- real processes ------------------------------------------------------------------------------
+
+
+def test_a_killed_run_resumes_to_the_same_bits(uninterrupted: Path, tmp_path: Path) -> None:
+    run, chance = tmp_path / "run", random.Random(8)
+    arguments: tuple[object, ...] = (*SLOW_RUN, "--out", run)
+    for first, last in ((2, 12), (14, 27)):
+        process = start("train", *arguments, PAUSE=PAUSE)
+        wait_for_step(process, run / "metrics.csv", chance.randint(first, last))
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        assert not (run / "finished.json").exists()
+        arguments = ("--resume", run, "--no-report")
+    done = anywidth("train", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert last_logged(run) == STEPS
+    assert_same_result(run, uninterrupted)
+
+
+def test_ctrl_c_leaves_a_run_that_resumes_even_from_an_older_checkpoint(
+    uninterrupted: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = start("train", *SLOW_RUN, "--out", run, PAUSE=PAUSE)
+    wait_for_step(process, run / "metrics.csv", 8)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert f"anywidth train --resume {run}" in output.replace("\n", "")
+    assert newest_checkpoint(run).name == f"step-{last_logged(run):09d}"
+
+    damaged = newest_checkpoint(run) / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-50])
+    done = anywidth("train", "--resume", run, "--no-report")
+    assert done.returncode == 0, done.stderr
+    assert "damaged checkpoint refused" in done.stderr
+    assert str(damaged) in done.stderr
+    assert_same_result(run, uninterrupted)
+
+
+# ---- in this process -----------------------------------------------------------------------------
+
+
+class Batches:
+    """An epoch of four batches, the same however often it is begun again."""
+
+    batch_size = 8
+
+    def __len__(self) -> int:
+        return 4
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        for number in range(start, 4):
+            yield images_and_labels(8, seed=100 * epoch + number)
+
+
+def measure(result: StepResult, targets: Tensor) -> dict[str, Tensor]:
+    return {"loss_max": result.losses[0]}
+
+
+def training(folder: Path, epochs: int = 3, **options: object) -> Training:
+    torch.manual_seed(0)
+    model = converted()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    step = aw.SandwichStep(model, optimizer, F.cross_entropy)
+    is_new = not (folder / "config.json").exists()
+    run = Run.create(folder, ClassificationConfig()) if is_new else Run.open(folder, writing=True)
+    return Training(
+        run,
+        step,
+        Batches(),
+        epochs,
+        lambda number: 0.1 / (1 + number),
+        measure,
+        lambda: {"validation_error_max": 50.0},
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_metrics_are_logged_every_so_many_steps(tmp_path: Path) -> None:
+    work = training(tmp_path / "run", log_every=5, validate_every=2)
+    assert train(work)
+    rows = rows_of(tmp_path / "run")
+    assert [int(row["step"]) for row in rows] == [5, 8, 10, 12]
+    assert [bool(row["validation_error_max"]) for row in rows] == [False, True, False, True]
+    assert [bool(row["loss_max"]) for row in rows] == [True, False, True, True]
+    assert float(rows[0]["learning_rate"]) == pytest.approx(0.1 / 5)
+    assert [row["epoch"] for row in rows] == ["2", "2", "3", "3"]
+
+
+def test_the_learning_rate_of_each_step_is_set(tmp_path: Path) -> None:
+    work = training(tmp_path / "run", epochs=1)
+    rates = []
+    work.step.after_backward = lambda: rates.append(work.step.optimizer.param_groups[0]["lr"])
+    train(work)
+    assert rates == pytest.approx([0.1, 0.05, 0.1 / 3, 0.025])
+
+
+def test_a_raise_in_the_middle_is_resumed_bit_for_bit(tmp_path: Path) -> None:
+    whole = training(tmp_path / "whole", checkpoint_every=2)
+    train(whole)
+    broken = training(tmp_path / "broken", checkpoint_every=2)
+
+    def fail() -> None:
+        if broken.step.count == 6:
+            raise RuntimeError("the power is gone")
+
+    broken.step.after_backward = fail
+    with pytest.raises(RuntimeError, match="the power is gone"):
+        train(broken)
+    resumed = training(tmp_path / "broken", checkpoint_every=2)
+    assert train(resumed)
+    assert resumed.step.count == 12
+    expected = whole.step.model.state_dict()
+    for name, tensor in resumed.step.model.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_an_interrupt_stops_after_the_present_step(tmp_path: Path) -> None:
+    work = training(tmp_path / "run")
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt() -> None:
+        if work.step.count == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    work.step.after_backward = interrupt
+    assert not train(work)
+    assert work.step.count == 3
+    assert newest_checkpoint(tmp_path / "run").name == "step-000000003"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_interrupt_stops_at_once(tmp_path: Path) -> None:
+    work = training(tmp_path / "run")
+
+    def interrupt_twice() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    work.step.after_backward = interrupt_twice
+    with pytest.raises(KeyboardInterrupt):
+        train(work)
+    assert work.step.count == 0
+
+
+def test_a_finished_run_trains_no_further(tmp_path: Path) -> None:
+    train(training(tmp_path / "run"))
+    again = training(tmp_path / "run")
+    again.step.after_backward = lambda: pytest.fail("a step was taken")
+    assert train(again)
+    assert again.step.count == 12
+
+
+def test_weights_of_another_network_are_refused() -> None:
+    with pytest.raises(aw.AnywidthError, match="not of Sequential as configured"):
+        load_weights(converted(), {"0.weight": torch.zeros(3)})
+
+
+def test_the_configuration_is_on_disk_with_its_version(uninterrupted: Path) -> None:
+    data = json.loads((uninterrupted / "config.json").read_text())
+    assert data["task"] == "classification"
+    assert data["version"] == ClassificationConfig.version
+    assert data["model"] == "tiny_networks:slow"
+    assert any((uninterrupted / "tensorboard").iterdir())
