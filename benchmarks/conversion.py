@@ -18,23 +18,26 @@ from torch import nn
 
 import anywidth as aw
 
-MODELS = (
-    "alexnet vgg16_bn resnet18 resnet50 resnext50_32x4d wide_resnet50_2 squeezenet1_1 mobilenet_v2 "
-    "mobilenet_v3_large mnasnet1_0 efficientnet_b0 efficientnet_v2_s shufflenet_v2_x1_0 "
-    "densenet121 googlenet inception_v3 regnet_y_400mf convnext_tiny vit_b_16 swin_t swin_v2_t "
-    "maxvit_t fcn_resnet50 deeplabv3_resnet50"
-).split()
+MODELS = [
+    "alexnet", "vgg16_bn", "resnet18", "resnet50", "resnext50_32x4d", "wide_resnet50_2",
+    "squeezenet1_1", "mobilenet_v2", "mobilenet_v3_large", "mnasnet1_0", "efficientnet_b0",
+    "efficientnet_v2_s", "shufflenet_v2_x1_0", "densenet121", "googlenet", "inception_v3",
+    "regnet_y_400mf", "convnext_tiny", "vit_b_16", "swin_t", "swin_v2_t", "maxvit_t",
+    "fcn_resnet50", "deeplabv3_resnet50",
+]  # fmt: skip
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 
 HEAD = """# What converts
 
-Made by `python benchmarks/conversion.py` with torch {torch}, torchvision {torchvision}, {threads} CPU threads. Each model is
-traced, converted and verified at the narrowest, a uniform and two nonuniform configurations, at 224 px (299 for
-Inception). *Elastic* counts convolution and linear layers whose whole output can narrow, of all of them; what stays fixed
-is listed with the reason the plan gives. *Seconds* are for `anywidth.plan` and for `anywidth.slimmable` after it.
+Made by `python benchmarks/conversion.py` with torch {torch}, torchvision {torchvision},
+{threads} CPU threads. Each model is traced, converted and verified at the narrowest, a uniform and
+two nonuniform configurations, at 224 px (299 for Inception). *Elastic* counts the convolution and
+linear layers whose whole output can narrow, of all of them; what stays fixed is listed with the
+reason the plan gives. *Plan* and *conversion* are the seconds that `anywidth.plan` takes, and
+`anywidth.slimmable` after it.
 
-| model | elastic | groups | plan, s | conversion, s | multiply-adds at 1.0, 0.5, 0.25 (M) | stays fixed |
+| model | elastic | groups | plan | conversion | M multiply-adds, 1.0 · 0.5 · 0.25 | fixed |
 |---|---|---|---|---|---|---|
 """
 

@@ -21,7 +21,7 @@ def losses(
     model.cuda().to(memory_format=torch.channels_last)
     use_kernels(model, fast)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.002)
-    sampling = aw.Sampling(lattice=9, seed=3)
+    sampling = aw.Sampling(lattice=4, seed=3)
     step = aw.SandwichStep(
         model, optimizer, F.cross_entropy, widths=sampling, autocast=dtype, engine=engine
     )

@@ -40,11 +40,11 @@ from anywidth.run import Run
 from anywidth.spectra import Spectrum, format_count, parse_widths
 from anywidth.tasks.super_resolution import (
     SuperResolutionConfig,
-    evaluate_bicubic,
     load_evaluation_sets,
     open_trained,
     train_run,
 )
+from anywidth.tasks.upscaling import evaluate_bicubic
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "i-0.5": {"method": "i", "width": 0.5},
@@ -89,6 +89,7 @@ def config_of(name: str, options: argparse.Namespace) -> SuperResolutionConfig:
         seed=options.seed,
         log_every=50,
         checkpoint_every=1000,
+        truth=options.truth if NETWORKS[name].get("distill") == "l1" else 0.0,
         **NETWORKS[name],
     )
 
@@ -245,6 +246,7 @@ def facts_of(options: argparse.Namespace) -> dict[str, Any]:
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if on_gpu else f"{platform.machine()} CPU",
         "precision": options.precision,
+        "truth": options.truth,
         "seed": options.seed,
         "steps": config_of("us", options).epochs * config_of("us", options).steps_per_epoch,
         "parallel": options.parallel,
@@ -333,6 +335,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--patch", type=int, default=48)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument(
+        "--truth", type=float, default=0.0, help="share of the true patches in distillation"
+    )
     parser.add_argument("--lattice", type=int, help="draw widths from so many")
     parser.add_argument("--precision", default="auto", help="auto, float32, tf32 or bfloat16")
     parser.add_argument("--device", default="auto")

@@ -8,6 +8,7 @@ from anywidth.commands.evaluate import calibrate, compare, report, spectrum
 from anywidth.commands.inspect import inspect
 from anywidth.commands.predict import predict
 from anywidth.commands.train import train
+from anywidth.commands.upscale import upscale
 
 EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -24,4 +25,5 @@ app.command()(spectrum)
 app.command()(compare)
 app.command()(report)
 app.command()(predict)
+app.command()(upscale)
 app.command()(inspect)

@@ -14,7 +14,8 @@ from anywidth.convert import at_width
 from anywidth.image_quality import luma, psnr
 from anywidth.report import Section
 from anywidth.resize import upscale
-from anywidth.tasks.super_resolution import Sets, TrainedUpscaler, predict
+from anywidth.tasks.super_resolution import TrainedUpscaler
+from anywidth.tasks.upscaling import Sets, predict
 
 SIDE = 96
 """Of a crop, in pixels of the true picture."""

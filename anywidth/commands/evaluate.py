@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from anywidth.commands.tasks import open_trained, task_of
 from anywidth.errors import AnywidthError
 from anywidth.plots import plot_spectra
 from anywidth.results import missing_statistics, run_report, run_spectrum, saved_spectrum
 from anywidth.run import Run
 from anywidth.spectra import comparison_table, parse_widths, spectrum_table
-from anywidth.tasks.classification import open_trained
+from anywidth.statistics import calibrated_widths
 
 console = Console()
 
@@ -27,7 +28,7 @@ Widths = Annotated[
 def calibrate(
     run: RunFolder,
     widths: Widths = None,
-    samples: Annotated[int | None, typer.Option(help="Training images [default: all].")] = None,
+    samples: Annotated[int | None, typer.Option(help="Training images; if not given, all.")] = None,
     method: Annotated[str | None, typer.Option(help="exact or moving.")] = None,
     device: Device = "auto",
 ) -> None:
@@ -37,6 +38,9 @@ def calibrate(
 
       anywidth calibrate runs/demo --widths 0.25:1.0:0.025 --samples 1000
     """
+    if not calibrated_widths(open_trained(run, device, with_data=False).model):
+        console.print("This network has no batch norm: every width can be run as it is.")
+        return
     trained = open_trained(run, device)
     chosen = parse_widths(widths) if widths else trained.widths
     with console.status(f"Calibrating {len(chosen)} widths"):
@@ -96,10 +100,13 @@ def report(
 ) -> None:
     """Write report.html: spectrum, training curves, a table of widths, the plan, on one page.
 
+    A super-resolution run adds crops at several widths beside bicubic and the truth.
+
     Example:
 
       anywidth report runs/us --baseline runs/i-0.25 --baseline runs/i-1.0
     """
-    trained = open_trained(run, device, with_data=False)
+    task = task_of(run)
+    trained = task.open(run, device, task.sections_need_data)
     baselines = [saved_spectrum(Run.open(folder)) for folder in baseline or []]
-    console.print(f"Report: {run_report(trained, baselines)}")
+    console.print(f"Report: {run_report(trained, baselines, task.sections(trained))}")

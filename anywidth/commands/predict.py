@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 
 from anywidth.convert import at_width
+from anywidth.errors import AnywidthError
+from anywidth.run import Run
 from anywidth.tasks import classification, prediction
 
 console = Console()
@@ -29,6 +31,11 @@ def predict(
 
       anywidth predict runs/demo shirt.png --width 0.4
     """
+    task = Run.open(run).config_data.get("task")
+    if task == "super_resolution":
+        raise AnywidthError(
+            f"{run} makes pictures larger and knows no classes: anywidth upscale {run} {image}"
+        )
     trained = classification.open_trained(run, device, with_data=False)
     with at_width(trained.model, width):
         for name, probability in prediction.predict(trained, image, top):

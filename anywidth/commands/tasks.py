@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anywidth.config import Config, from_json
+from anywidth.config import from_json
 from anywidth.errors import AnywidthError
+from anywidth.recipes import TrainingConfig
 from anywidth.report import Section
 from anywidth.results import Trained
 from anywidth.run import Run
@@ -68,10 +69,10 @@ def task_of(folder: Path) -> Task:
     return task_named(Run.open(folder).config_data.get("task"))
 
 
-def config_of(folder: Path) -> Config:
+def config_of(folder: Path) -> TrainingConfig:
     """The configuration a run was started with."""
     data = Run.open(folder).config_data
-    config: Config = from_json(task_named(data.get("task")).config, data)
+    config: TrainingConfig = from_json(task_named(data.get("task")).config, data)
     return config
 
 

@@ -10,14 +10,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from anywidth.config import describe, from_json, override
+from anywidth.commands.tasks import config_of, open_trained, task_named
+from anywidth.config import Config, describe, override
 from anywidth.distributed import barrier, local_device, rank, start_processes, stop_processes
 from anywidth.errors import AnywidthError
-from anywidth.recipes import RECIPES, recipe
+from anywidth.recipes import RECIPES, TrainingConfig, recipe
 from anywidth.results import missing_statistics, run_report, run_spectrum
 from anywidth.run import Run
 from anywidth.spectra import spectrum_table
-from anywidth.tasks.classification import ClassificationConfig, open_trained, train_run
 
 console = Console()
 
@@ -31,7 +31,7 @@ def train(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the new run [default: runs/RECIPE-TIME].")
+        Path | None, typer.Option(help="Folder of the new run; if not given, runs/RECIPE-TIME.")
     ] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Go on with an interrupted run, from its last checkpoint.")
@@ -60,6 +60,10 @@ def train(
 
       anywidth train cifar10_mobilenet_v1 --data-dir DIR --out runs/cifar
 
+      anywidth train sr                               super-resolution, bundled pictures
+
+      anywidth train sr_wdsr --data-dir PICTURES --eval-dir SETS --out runs/wdsr
+
       anywidth train --resume runs/cifar
 
       torchrun --nproc-per-node 8 -m anywidth train imagenet_us_mobilenet_v1 --data-dir DIR
@@ -69,7 +73,7 @@ def train(
         return
     name, fields = _split_arguments(arguments or [])
     if resume is not None:
-        config, folder = _config_of(resume), resume
+        config, folder = config_of(resume), resume
         _refuse_changes(arguments or None, out, epochs, batch_size, seed)
         if device is not None:
             config = override(config, {"device": device})
@@ -93,7 +97,7 @@ def train(
         stop_processes()
 
 
-def _train(config: ClassificationConfig, folder: Path, is_new: bool) -> bool:
+def _train(config: TrainingConfig, folder: Path, is_new: bool) -> bool:
     if rank() == 0:
         run = Run.create(folder, config) if is_new else Run.open(folder, writing=True)
         console.print(f"Run: {folder}")
@@ -104,7 +108,19 @@ def _train(config: ClassificationConfig, folder: Path, is_new: bool) -> bool:
         if rank() == 0:
             console.print("Training has finished already.")
         return True
-    return train_run(run, config)
+    try:
+        return task_named(config.task).train(run, config)
+    except AnywidthError:
+        if is_new and rank() == 0:
+            _discard(run)
+        raise
+
+
+def _discard(run: Run) -> None:
+    """Takes back a run that did not begin, so that the command can be given again as it was."""
+    if [path.name for path in run.folder.iterdir()] == ["config.json"]:
+        (run.folder / "config.json").unlink()
+        run.folder.rmdir()
 
 
 def finish(folder: Path, device: str) -> None:
@@ -122,11 +138,8 @@ def finish(folder: Path, device: str) -> None:
     if not is_first:
         return
     console.print(spectrum_table(run_spectrum(trained)))
-    console.print(f"Report: {run_report(trained)}")
-
-
-def _config_of(folder: Path) -> ClassificationConfig:
-    return from_json(ClassificationConfig, Run.open(folder).config_data)
+    sections = task_named(trained.config.task).sections(trained)
+    console.print(f"Report: {run_report(trained, sections=sections)}")
 
 
 def _refuse_changes(*values: object) -> None:
@@ -166,7 +179,7 @@ def _print_recipes() -> None:
         console.print(f"[bold]{found.__name__}[/bold]  {summary}", highlight=False)
 
 
-def _print_fields(config: ClassificationConfig) -> None:
+def _print_fields(config: Config) -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("option", "value", "meaning"):
         table.add_column(column)

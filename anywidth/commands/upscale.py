@@ -19,7 +19,8 @@ from anywidth.convert import at_width
 from anywidth.errors import AnywidthError
 from anywidth.files import write_atomically
 from anywidth.resize import upscale as bicubic
-from anywidth.tasks.super_resolution import TrainedUpscaler, super_resolve
+from anywidth.tasks.super_resolution import TrainedUpscaler
+from anywidth.tasks.upscaling import super_resolve
 
 console = Console()
 
@@ -46,7 +47,7 @@ def upscale(
     image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file of any size.")],
     width: Annotated[float, typer.Option(help="The width to run at.")] = 1.0,
     out: Annotated[
-        Path | None, typer.Option(help="The PNG to write [default: IMAGE-x2.png beside it].")
+        Path | None, typer.Option(help="The PNG to write; if not given, IMAGE-x2.png beside it.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:

@@ -6,9 +6,8 @@ soon as training has ended.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,22 +23,19 @@ from anywidth.data.patches import PatchLoader
 from anywidth.data.super_resolution import BUNDLED, PicturePairs, find_images, load_pairs
 from anywidth.distributed import local_device, rank, world_size
 from anywidth.errors import AnywidthError
-from anywidth.image_quality import luma, psnr, ssim
 from anywidth.models.wdsr import WDSR, wdsr
-from anywidth.resize import round_to_uint8, upscale
+from anywidth.resize import upscale
 from anywidth.run import Run
 from anywidth.sampling import Sampling
 from anywidth.statistics import statistics_to_tensors
 from anywidth.step import Loss, SandwichStep, StepResult
-from anywidth.tiling import run_tiled
+from anywidth.tasks.upscaling import Sets, evaluate, mean_psnr, tf32_convolutions
 from anywidth.trace import plan as make_plan
 from anywidth.training import Training, load_weights, train
 from anywidth.width import Width, WidthRange, round_channels
 
 EXAMPLE_SIDE = 48
 """Multiply-adds are counted for a low-resolution input of 48x48, as in the paper."""
-
-Sets = Mapping[str, PicturePairs]
 
 
 def _help(text: str) -> dict[str, str]:
@@ -84,6 +80,9 @@ class SuperResolutionConfig:
     lattice: int | None = field(default=None, metadata=_help("draw from so many configurations"))
     distill: Literal["none", "l1", "l2"] = field(
         default="l1", metadata=_help("how narrower widths learn from the widest one's patches")
+    )
+    truth: float = field(
+        default=0.0, metadata=_help("share of the true patches in what narrower widths learn")
     )
 
     epochs: int = field(default=20, metadata=_help("stretches between validations"))
@@ -266,17 +265,6 @@ def precision_of(config: SuperResolutionConfig, device: torch.device) -> str:
     return "tf32" if device.type == "cuda" else "float32"
 
 
-@contextlib.contextmanager
-def tf32_convolutions(allowed: bool) -> Iterator[None]:
-    """Lets a GPU round what convolutions read to 10 bits, or not, inside a `with` block."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
-
-
 # ---- training ------------------------------------------------------------------------------------
 
 
@@ -296,6 +284,7 @@ def train_run(run: Run, config: SuperResolutionConfig) -> bool:
         F.l1_loss,
         distillation_of(config),
         sampling_of(config),
+        truth=config.truth,
         autocast=torch.bfloat16 if precision == "bfloat16" else None,
     )
     total = config.epochs * len(loader)
@@ -310,7 +299,7 @@ def train_run(run: Run, config: SuperResolutionConfig) -> bool:
         config.validate_every,
         config.log_every,
         config.checkpoint_every,
-        description=config.name,
+        description=f"{config.name} {config.width}" if config.method == "i" else config.name,
     )
     with tf32_convolutions(precision != "float32"):
         if not train(training):
@@ -340,87 +329,17 @@ def _measure(ends: Sequence[float], result: StepResult, targets: Tensor) -> dict
 
 
 def _validate(model: WDSR, sets: Sets, ends: Sequence[float], count: int) -> dict[str, float]:
-    """PSNR on the first few pictures; SSIM would take longer than the network."""
-    pictures = [
-        pair for pairs in sets.values() for pair in map(pairs.__getitem__, range(len(pairs)))
-    ]
+    """PSNR on the first few pictures."""
     values = {}
     model.eval()
     for width in ends:
         with at_width(model, width):
-            scores = [
-                _psnr(predict(model, low), high, model.scale) for low, high in pictures[:count]
-            ]
-        if scores:
-            values[f"validation_psnr/{width}"] = sum(scores) / len(scores)
+            values[f"validation_psnr/{width}"] = mean_psnr(model, sets, count)
     model.train()
     return values
 
 
 # ---- after training ------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def super_resolve(model: WDSR, images: Tensor) -> Tensor:
-    """Upscales (N, 3, H, W) images in [0, 1] of any size, at the width the network is set to.
-
-    Large ones pass in tiles that overlap by what the network sees, so that no seam shows. The
-    result lies in [0, 1], where `images` is.
-    """
-    device = next(model.parameters()).device
-
-    def run(tile: Tensor) -> Tensor:
-        return model(tile.to(device).contiguous(memory_format=torch.channels_last)).clamp_(0, 1)
-
-    radius = model.receptive_radius
-    with tf32_convolutions(False):
-        return run_tiled(run, images, scale=model.scale, tile=max(256, 4 * radius), overlap=radius)
-
-
-def predict(model: WDSR, low: Tensor) -> Tensor:
-    """The 8-bit picture made of one (3, H, W), which is what gets measured."""
-    device = next(model.parameters()).device
-    return round_to_uint8(super_resolve(model, low[None].to(device).float() / 255))[0]
-
-
-def evaluate(model: WDSR, sets: Sets) -> dict[str, float]:
-    """PSNR in dB and SSIM of the network at the width it is set to, as papers report them."""
-    return _evaluate(partial(predict, model), sets)
-
-
-def evaluate_bicubic(sets: Sets) -> dict[str, float]:
-    """The same for bicubic upscaling, the baseline."""
-    scale = next(iter(sets.values())).scale
-    return _evaluate(lambda low: upscale(low[None], scale)[0], sets)
-
-
-def _evaluate(enlarge: Callable[[Tensor], Tensor], sets: Sets) -> dict[str, float]:
-    """Means over all sets, each counted once however large it is; then of each set."""
-    means: dict[str, dict[str, float]] = {}
-    for name, pairs in sets.items():
-        scores: dict[str, list[float]] = {"psnr": [], "ssim": []}
-        for index in range(len(pairs)):
-            low, high = pairs[index]
-            made = enlarge(low)
-            scores["psnr"].append(_psnr(made, high, pairs.scale))
-            scores["ssim"].append(_ssim(made, high, pairs.scale))
-        means[name] = {metric: sum(found) / len(found) for metric, found in scores.items()}
-    values = {
-        metric: sum(mean[metric] for mean in means.values()) / len(means)
-        for metric in ("psnr", "ssim")
-    }
-    if len(means) > 1:
-        for name, mean in means.items():
-            values |= {f"{metric}_{name}": value for metric, value in mean.items()}
-    return values
-
-
-def _psnr(made: Tensor, true: Tensor, scale: int) -> float:
-    return float(psnr(luma(made[None]), luma(true[None].to(made.device)), border=scale))
-
-
-def _ssim(made: Tensor, true: Tensor, scale: int) -> float:
-    return float(ssim(luma(made[None]), luma(true[None].to(made.device)), border=scale))
 
 
 @dataclass(frozen=True)

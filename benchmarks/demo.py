@@ -1,0 +1,107 @@
+"""The default recipe against its baselines on the bundled images, several seeds.
+
+    python3 -m benchmarks.demo --seeds 3 --out benchmarks/results/demo.json
+
+US-Net, I-Nets at 0.25 and 1.0, and the control (the I-Net at 1.0 sliced and calibrated), all with
+the same recipe and epochs. Minutes on a GPU, about half an hour a seed on two CPU cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import subprocess
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anywidth.config import override
+from anywidth.convert import at_width
+from anywidth.recipes import fashion_mnist_demo
+from anywidth.run import Run
+from anywidth.tasks.classification import open_trained, train_run
+
+WIDTHS = [0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0]
+NETWORKS: dict[str, dict[str, Any]] = {
+    "US-Net": {},
+    "US-Net, no distillation": {"distill": False},
+    "US-Net, half true labels": {"truth": 0.5, "distill": True},
+    "I-Net 0.25": {"method": "i", "width": 0.25},
+    "I-Net 1.0": {"method": "i", "width": 1.0},
+}
+
+
+def errors(job: tuple[str, int, str, dict[str, str]]) -> tuple[str, int, dict[str, float]]:
+    """Top-1 errors by width of one network and seed."""
+    name, seed, device, changes = job
+    config = dataclasses.replace(
+        override(fashion_mnist_demo(), changes), seed=seed, device=device, **NETWORKS[name]
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        train_run(Run.create(Path(folder) / "run", config), config)
+        trained = open_trained(Path(folder) / "run", device)
+        # The I-Net at full width is also run narrower: the control.
+        widths = [1.0] if name == "I-Net 0.25" else WIDTHS
+        trained.calibrate(widths)
+        found = {}
+        for width in widths:
+            with at_width(trained.model, width):
+                found[str(width)] = trained.evaluate(trained.model)["top1_error"]
+    return name, seed, found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--set", nargs="*", default=[], help="field=value of the recipe")
+    parser.add_argument("--only", nargs="*", default=list(NETWORKS))
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    changes = dict(item.split("=", 1) for item in arguments.set)
+    jobs = [
+        (name, seed, arguments.device, changes)
+        for name in arguments.only
+        for seed in range(arguments.seeds)
+    ]
+    found: dict[str, dict[str, list[float]]] = {}
+    with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
+        for name, _, by_width in pool.map(errors, jobs):
+            for width, error in by_width.items():
+                found.setdefault(name, {}).setdefault(width, []).append(error)
+    print("| network | " + " | ".join(map(str, WIDTHS)) + " |")
+    print("|---" * (len(WIDTHS) + 1) + "|")
+    for name, by_width in found.items():
+        cells = []
+        for width in map(str, WIDTHS):
+            key = "1.0" if name == "I-Net 0.25" and width == "0.25" else width
+            values = by_width.get(key, []) if name != "I-Net 0.25" or width == "0.25" else []
+            cells.append(
+                f"{statistics.mean(values):.2f} ± {statistics.pstdev(values):.2f}" if values else ""
+            )
+        print(f"| {name} | " + " | ".join(cells) + " |")
+    if arguments.out:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        )
+        on_gpu = torch.cuda.is_available()
+        record = {
+            "command": "python3 -m benchmarks.demo",
+            "changes": changes,
+            "commit": commit.stdout.strip(),
+            "torch": torch.__version__,
+            "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+            "top1_error": found,
+        }
+        arguments.out.write_text(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()

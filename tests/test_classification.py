@@ -1,0 +1,223 @@
+"""The classification task, from a configuration to a trained network on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import anywidth as aw
+from anywidth.data.arrays import load_arrays
+from anywidth.metrics import read_metrics
+from anywidth.run import Run
+from anywidth.tasks.classification import (
+    ClassificationConfig,
+    TrainedClassifier,
+    build_model,
+    evaluate,
+    learning_rate,
+    make_optimizer,
+    open_trained,
+    precision_of,
+    sampling_of,
+    train_run,
+)
+
+TINY = ClassificationConfig(
+    model="tiny_networks:tiny",
+    divisor=4,
+    limit=1000,
+    batch_size=50,
+    epochs=4,
+    learning_rate=0.3,
+    device="cpu",
+    log_every=10,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def images_unpacked_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("anywidth.data.classification.load_arrays", cache(load_arrays))
+        yield
+
+
+def trained(config: ClassificationConfig, folder: Path) -> TrainedClassifier:
+    assert train_run(Run.create(folder, config), config)
+    return open_trained(folder, "cpu")
+
+
+@pytest.fixture(scope="module")
+def us_net(tmp_path_factory: pytest.TempPathFactory) -> TrainedClassifier:
+    return trained(TINY, tmp_path_factory.mktemp("runs") / "us")
+
+
+def top1_error(classifier: TrainedClassifier, width: float) -> float:
+    with aw.at_width(classifier.model, width):
+        return classifier.evaluate(classifier.model)["top1_error"]
+
+
+# ---- training ------------------------------------------------------------------------------------
+
+
+def test_one_network_learns_at_every_width(us_net: TrainedClassifier) -> None:
+    us_net.calibrate([0.25, 0.5, 0.75, 1.0])
+    errors = [top1_error(us_net, width) for width in (0.25, 0.5, 0.75, 1.0)]
+    assert max(errors) < 70, errors
+    assert errors[3] < errors[0], errors
+
+
+def test_the_ends_are_validated_while_training(us_net: TrainedClassifier) -> None:
+    rows = read_metrics(us_net.run.metrics_path)
+    validated = [row for row in rows if row.get("validation_error_max") is not None]
+    assert len(validated) == TINY.epochs
+    last = validated[-1]
+    assert 0 < float(last["validation_error_max"]) < 75
+    assert 0 < float(last["validation_error_min"]) < 85
+    for name in ("loss_max", "loss_min", "accuracy_max", "accuracy_min", "learning_rate"):
+        assert name in rows[0]
+    assert float(rows[-1]["loss_max"]) < float(rows[0]["loss_max"])
+
+
+def test_a_reopened_run_is_the_same_network(us_net: TrainedClassifier) -> None:
+    us_net.calibrate([0.5])
+    again = open_trained(us_net.run.folder, "cpu")
+    for width in (0.25, 0.5, 1.0):
+        assert top1_error(again, width) == top1_error(us_net, width)
+
+
+def test_few_samples_calibrate_nearly_as_well_as_all(us_net: TrainedClassifier) -> None:
+    us_net.calibrate([0.5])
+    everything = top1_error(us_net, 0.5)
+    us_net.calibrate([0.5], samples=500)
+    assert abs(top1_error(us_net, 0.5) - everything) < 2
+
+
+def test_an_ordinary_network_fails_when_sliced(tmp_path: Path) -> None:
+    """The control: calibrated alike, but trained at full width alone."""
+    control = trained(replace(TINY, method="i"), tmp_path / "run")
+    control.calibrate([0.25, 1.0])
+    assert control.widths == [1.0]
+    assert top1_error(control, 1.0) < 60
+    assert top1_error(control, 0.25) > 75
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "s", "switches": (0.25, 0.5, 1.0), "private_affine": True},
+        {"method": "s", "switches": (0.5, 1.0)},
+        {"method": "i", "width": 0.5},
+        {"nonuniform": True},
+        {"lattice": 3},
+        {"rule": "random"},
+        {"rule": "min+random"},
+        {"rule": "max+random", "widths_per_step": 2},
+        {"distill": False},
+        {"temperature": 2.0, "truth": 0.5},
+        {"average_outputs": True},
+        {"high": 0.75},
+        {"validation": "split"},
+    ],
+    ids=str,
+)
+def test_every_choice_trains_and_opens(changes: dict[str, object], tmp_path: Path) -> None:
+    config = replace(TINY, limit=100, batch_size=25, epochs=1, **changes)  # type: ignore[arg-type]
+    classifier = trained(config, tmp_path / "run")
+    classifier.calibrate(classifier.widths[:2], samples=50)
+    for width in classifier.widths[:2]:
+        assert 0 <= top1_error(classifier, width) <= 100
+    assert classifier.run.state()["steps"] == 4
+
+
+def test_seeds_decide_the_weights(tmp_path: Path) -> None:
+    config = replace(TINY, limit=100, epochs=1)
+    weights = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        run = Run.create(tmp_path / name, replace(config, seed=seed))
+        train_run(run, replace(config, seed=seed))
+        weights.append((tmp_path / name / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+    assert weights[0] != weights[2]
+
+
+# ---- parts ---------------------------------------------------------------------------------------
+
+
+def test_the_learning_rate_rises_and_falls_in_straight_lines() -> None:
+    rates = [learning_rate(step, total=10, warmup=4, highest=1.0) for step in range(10)]
+    assert rates[:5] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+    assert rates[4:] == pytest.approx([1 - i / 6 for i in range(6)])
+    plain = [learning_rate(step, total=4, warmup=0, highest=0.5) for step in range(4)]
+    assert plain == pytest.approx([0.5, 0.375, 0.25, 0.125])
+
+
+def test_weight_decay_spares_depthwise_convolutions_norms_and_biases() -> None:
+    config = ClassificationConfig(total_stride=16, weight_decay=3e-4)
+    model = build_model(config, 10, (1, 28, 28))
+    optimizer = make_optimizer(model, config)
+    decay = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
+    assert len(decay) == len(list(model.parameters()))
+    for path, module in model.named_modules():
+        depthwise = isinstance(module, nn.Conv2d) and module.groups > 1
+        for name, parameter in module.named_parameters(recurse=False):
+            layer = isinstance(module, nn.Conv2d | nn.Linear) and name == "weight"
+            expected = 3e-4 if layer and not depthwise else 0.0
+            assert decay[id(parameter)] == expected, f"{path}.{name}"
+    assert all(group["nesterov"] for group in optimizer.param_groups)
+
+
+def test_evaluation_does_not_depend_on_the_batches() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 7))
+    images, labels = torch.randn(60, 1, 4, 4), torch.randint(7, (60,))
+    logits = model(images).detach()
+    ranking = logits.argsort(1, descending=True)
+    expected = {
+        "top1_error": 100 * (ranking[:, 0] != labels).float().mean(),
+        "top5_error": 100 * (ranking[:, :5] != labels[:, None]).all(1).float().mean(),
+        "loss": F.cross_entropy(logits, labels),
+    }
+    for size in (60, 25, 7):
+        loader: list[tuple[Tensor, Tensor]] = list(
+            zip(images.split(size), labels.split(size), strict=True)
+        )
+        loader.append((images[:0], labels[:0]))
+        found = evaluate(model, loader)  # type: ignore[arg-type]
+        for name, value in expected.items():
+            assert found[name] == pytest.approx(float(value), abs=1e-4), name
+
+
+def test_precision_follows_the_device() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    auto = ClassificationConfig()
+    assert precision_of(auto, cpu) is None
+    assert precision_of(auto, gpu) is torch.bfloat16
+    assert precision_of(replace(auto, precision="bfloat16"), cpu) is torch.bfloat16
+    assert precision_of(replace(auto, precision="float32"), gpu) is None
+
+
+def test_sampling_follows_the_method() -> None:
+    config = replace(TINY, widths_per_step=3, rule="max+random", lattice=4, seed=9)
+    assert sampling_of(config) == aw.Sampling("max+random", 3, False, 4, seed=9)
+    switches = replace(config, method="s", switches=(0.5, 1.0))
+    assert sampling_of(switches).widths == (0.5, 1.0)
+    assert sampling_of(replace(config, method="i")).widths == (1.0,)
+
+
+def test_samples_below_two_are_refused(us_net: TrainedClassifier) -> None:
+    for samples in (0, 1):
+        with pytest.raises(aw.AnywidthError, match=f"samples={samples}"):
+            us_net.calibrate([0.5], samples=samples)
+
+
+def test_data_must_be_loaded_to_be_used(us_net: TrainedClassifier) -> None:
+    bare = open_trained(us_net.run.folder, "cpu", with_data=False)
+    with pytest.raises(aw.AnywidthError, match="was not loaded"):
+        bare.evaluate(bare.model)

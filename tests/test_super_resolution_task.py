@@ -1,0 +1,347 @@
+"""The super-resolution task: what it trains, that it resumes, and what its commands say."""
+
+import csv
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+import anywidth as aw
+from anywidth.cli import main
+from anywidth.data.super_resolution import BUNDLED
+from anywidth.errors import AnywidthError
+from anywidth.files import load_tensors
+from anywidth.metrics import read_metrics
+from anywidth.models.wdsr import wdsr
+from anywidth.resize import upscale
+from anywidth.run import Run
+from anywidth.tasks.super_resolution import (
+    SuperResolutionConfig,
+    build_model,
+    distillation_of,
+    learning_rate,
+    load_evaluation_sets,
+    open_trained,
+    squared_error,
+    start_from_bicubic,
+    train_run,
+)
+from anywidth.tasks.upscaling import evaluate, evaluate_bicubic, super_resolve
+
+TINY = SuperResolutionConfig(
+    channels=8,
+    blocks=1,
+    patch=12,
+    batch_size=4,
+    epochs=2,
+    steps_per_epoch=6,
+    warmup_steps=2,
+    log_every=1,
+    checkpoint_every=5,
+    device="cpu",
+)
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One small picture to train on and one set to evaluate on."""
+    folder = tmp_path_factory.mktemp("pictures")
+    for name, source in (("train", "train/text_page"), ("eval", "train/text_page")):
+        (folder / name / "SetA").mkdir(parents=True)
+        with Image.open(BUNDLED / f"{source}.png") as image:
+            image.crop((60, 60, 140, 140)).save(folder / name / "SetA" / "picture.png")
+    return folder
+
+
+@pytest.fixture
+def config(pictures: Path) -> SuperResolutionConfig:
+    return replace(TINY, data_dir=str(pictures / "train"), eval_dir=str(pictures / "eval"))
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    config = replace(TINY, data_dir=str(pictures / "train"), eval_dir=str(pictures / "eval"))
+    assert train_run(Run.create(folder, config), config)
+    return folder
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """Runs `anywidth` as a user would; the exit code."""
+    monkeypatch.setattr(sys, "argv", ["anywidth", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    return int(stopped.value.code or 0)
+
+
+# ---- the network ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("channels", [32, 33, 47, 64])
+def test_every_width_is_the_wdsr_of_that_many_channels(channels: int) -> None:
+    model = build_model(SuperResolutionConfig(blocks=2))
+    small = aw.extract(model, channels / 64)
+    assert small.state_dict().keys() == wdsr(channels, 2).state_dict().keys()
+    for name, tensor in wdsr(channels, 2).state_dict().items():
+        assert small.state_dict()[name].shape == tensor.shape
+    weights = 9 * (3 * channels + 2 * 2 * 4 * channels**2 + 12 * channels) + 25 * 3 * 12
+    assert aw.macs(model, channels / 64) == 48 * 48 * weights
+
+
+def test_an_individual_network_is_built_for_its_width() -> None:
+    model = build_model(replace(TINY, channels=64, method="i", width=0.5, bicubic_start=False))
+    torch.manual_seed(TINY.seed)
+    plain = wdsr(32, TINY.blocks)
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor), name
+    with pytest.raises(AnywidthError, match=re.escape("width=1.5")):
+        build_model(replace(TINY, method="i", width=1.5))
+
+
+@pytest.mark.parametrize("scale", [2, 3, 4])
+def test_the_skip_starts_as_bicubic_upscaling(scale: int) -> None:
+    model = wdsr(4, 1, scale)
+    start_from_bicubic(model)
+    with torch.no_grad():
+        model.tail.parametrizations.weight.original0.zero_()
+    images = torch.rand(1, 3, 9, 11)
+    inside = slice(2 * scale, -2 * scale)  # the network pads with the mean, bicubic mirrors
+    torch.testing.assert_close(
+        model(images)[..., inside, inside], upscale(images, scale)[..., inside, inside]
+    )
+
+
+def test_tiles_leave_no_seam() -> None:
+    model = build_model(TINY).eval()
+    images = torch.rand(1, 3, 300, 20)
+    with aw.at_width(model, 0.5), torch.no_grad():
+        torch.testing.assert_close(super_resolve(model, images), model(images).clamp(0, 1))
+
+
+def test_losses_and_schedule() -> None:
+    assert distillation_of(replace(TINY, distill="none")) is None
+    assert distillation_of(replace(TINY, method="i")) is None
+    near, far = torch.zeros(4), torch.full((4,), 2 / 255)
+    assert squared_error(near, far).item() == pytest.approx(4 / 255)
+    rates = [learning_rate(step, 100, 10, 1.0) for step in range(100)]
+    assert rates[9] == rates[10] == 1.0
+    assert rates[55] == pytest.approx(0.5)
+    assert rates[-1] < 1e-3
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+
+
+# ---- training ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("distill", ["none", "l1"])
+def test_training_beats_bicubic_at_every_width(
+    config: SuperResolutionConfig, tmp_path: Path, distill: str
+) -> None:
+    config = replace(
+        config,
+        blocks=2,
+        distill=distill,
+        truth=0.9,
+        epochs=1,
+        steps_per_epoch=120,
+        batch_size=8,
+        learning_rate=2e-3,
+        log_every=60,
+        checkpoint_every=1000,
+    )
+    assert train_run(Run.create(tmp_path / "run", config), config)
+    trained = open_trained(tmp_path / "run", "cpu")
+    bicubic = evaluate_bicubic(trained.pictures())["psnr"]
+    untrained = evaluate(build_model(config).eval(), trained.pictures())["psnr"]
+    assert untrained < bicubic + 0.1
+    for width in (0.5, 0.75, 1.0):
+        with aw.at_width(trained.model, width):
+            assert trained.evaluate(trained.model)["psnr"] > bicubic + 1
+
+
+def test_a_stopped_run_resumes_to_the_same_weights(
+    config: SuperResolutionConfig, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from anywidth import training
+
+    saved = training.save_checkpoint
+
+    def save_and_die(run: Run, step: aw.SandwichStep) -> None:
+        saved(run, step)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "save_checkpoint", save_and_die)
+    with pytest.raises(KeyboardInterrupt):
+        train_run(Run.create(tmp_path / "run", config), config)
+    monkeypatch.undo()
+    torch.rand(3)
+    assert train_run(Run.open(tmp_path / "run", writing=True), config)
+    whole, _ = load_tensors(finished / "model.safetensors")
+    resumed, _ = load_tensors(tmp_path / "run" / "model.safetensors")
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert read_metrics(finished / "metrics.csv") == read_metrics(tmp_path / "run" / "metrics.csv")
+
+
+def test_metrics_are_logged_for_both_ends(finished: Path) -> None:
+    rows = read_metrics(finished / "metrics.csv")
+    assert [row["step"] for row in rows] == list(range(1, 13))
+    assert {"loss/1.0", "loss/0.5"} <= rows[0].keys()
+    validated = [row["step"] for row in rows if "validation_psnr/0.5" in row]
+    assert validated == [6, 12]
+
+
+def test_bfloat16_trains(config: SuperResolutionConfig, tmp_path: Path) -> None:
+    config = replace(config, precision="bfloat16", epochs=1, steps_per_epoch=2)
+    assert train_run(Run.create(tmp_path / "run", config), config)
+    assert load_tensors(tmp_path / "run/model.safetensors")[0]["head.bias"].dtype == torch.float32
+
+
+# ---- evaluating ----------------------------------------------------------------------------------
+
+
+def test_sets_are_named_by_their_folders(pictures: Path, tmp_path: Path) -> None:
+    bundled = load_evaluation_sets(TINY)
+    assert {name: len(pairs) for name, pairs in bundled.items()} == {"bundled": 4}
+    one = load_evaluation_sets(replace(TINY, eval_dir=str(pictures / "eval" / "SetA")))
+    assert list(one) == ["SetA"]
+    for name, count in (("Large", 2), ("Small", 1)):
+        (tmp_path / name).mkdir()
+        for number in range(count):
+            Image.new("RGB", (40, 40), "teal").save(tmp_path / name / f"{number}.png")
+    sets = load_evaluation_sets(replace(TINY, eval_dir=str(tmp_path)))
+    assert list(sets) == ["Small", "Large"]
+    values = evaluate_bicubic(sets)
+    expected = ["psnr", "ssim", "psnr_Small", "ssim_Small", "psnr_Large", "ssim_Large"]
+    assert list(values) == expected
+
+
+def test_the_figure_is_that_of_8_bit_pictures(finished: Path) -> None:
+    trained = open_trained(finished, "cpu")
+    low, high = trained.pictures()["SetA"][0]
+
+    def written_out(model: torch.nn.Module) -> float:
+        made = (model(low[None] / 255) * 255 + 0.5).floor().clamp(0, 255)
+        weights = torch.tensor([65.481, 128.553, 24.966]).view(1, 3, 1, 1) / 255
+
+        def luma(levels: Tensor) -> Tensor:
+            return (levels * weights).sum(1)[:, 2:-2, 2:-2].double()
+
+        error = (luma(made) - luma(high[None].float())).square().mean()
+        return float(10 * torch.log10(255**2 / error))
+
+    with aw.at_width(trained.model, 0.75), torch.no_grad():
+        found = trained.evaluate(trained.model)["psnr"]
+        assert found == pytest.approx(written_out(trained.model), abs=1e-4)
+
+
+# ---- commands ------------------------------------------------------------------------------------
+
+
+def test_spectrum_compare_and_report(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    widths = ("--widths", "0.5,0.75,1.0")
+    assert command(monkeypatch, "spectrum", finished, *widths, "--no-latency") == 0
+    with open(finished / "spectrum.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["width", "macs", "parameters", "psnr", "ssim", "latency_ms"]
+    assert [row["width"] for row in rows] == ["0.5", "0.75", "1.0"]
+    assert (finished / "plots" / "spectrum.svg").read_text().startswith("<?xml")
+    assert command(monkeypatch, "report", finished) == 0
+    page = (finished / "report.html").read_text()
+    assert "<h2>Crops</h2>" in page
+    assert "data:image/png;base64," in page
+    assert command(monkeypatch, "calibrate", finished) == 0
+    assert "no batch norm" in capsys.readouterr().out
+    picture = BUNDLED / "eval" / "chart.png"
+    assert command(monkeypatch, "predict", finished, picture) == 2
+    assert f"anywidth upscale {finished}" in capsys.readouterr().err
+
+
+def test_individual_networks_stand_beside_their_width(
+    config: SuperResolutionConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(config, method="i", width=0.5, epochs=1, steps_per_epoch=1)
+    folder = tmp_path / "run"
+    assert train_run(Run.create(folder, config), config)
+    assert command(monkeypatch, "spectrum", folder, "--no-latency") == 0
+    with open(folder / "spectrum.csv", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["width"] == "0.5"
+
+
+def test_train_command_goes_from_recipe_to_report(
+    config: SuperResolutionConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = ["--channels", 4, "--blocks", 1, "--high", 0.75]
+    small = [*network, "--patch", 12, "--epochs", 1, "--steps-per-epoch", 2]
+    folders = ["--data-dir", config.data_dir, "--eval-dir", config.eval_dir]
+    out = ["--out", tmp_path / "run", "--device", "cpu"]
+    assert command(monkeypatch, "train", "sr", *folders, *small, *out) == 0
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def bad_folder(tmp_path: Path, kind: str) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    if kind == "mismatch":
+        for name, side in (("DIV2K_train_HR/0001.png", 64), ("0001x2.png", 30)):
+            low = folder / "DIV2K_train_LR_bicubic" / "X2"
+            path = folder / name if "HR" in name else low / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (side, side)).save(path)
+    if kind == "broken":
+        (folder / "torn.png").write_bytes(b"\x89PNG\r\n")
+    if kind == "tiny":
+        Image.new("RGB", (10, 10)).save(folder / "tiny.png")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        ("empty", [], "holds no images"),
+        ("mismatch", [], "expected 32x32"),
+        ("broken", [], "torn.png: cannot be decoded"),
+        ("tiny", [], "smaller than 48x48"),
+        ("empty", ["--scale", "5"], "holds no images"),
+        (None, ["--scale", "5"], "scale=5"),
+        (None, ["--eval-dir", "/nowhere/at/all"], "/nowhere/at/all is no folder"),
+        (None, ["--distill", "l3"], "none | l1 | l2"),
+        (None, ["--epochs", "0"], "epochs=0"),
+        (None, ["--chanels", "8"], "did you mean 'channels'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    kind: str | None,
+    options: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    data = [] if kind is None else ["--data-dir", bad_folder(tmp_path, kind)]
+    out = ["--out", tmp_path / "run", "--device", "cpu"]
+    assert command(monkeypatch, "train", "sr", *data, *options, *out) == 2
+    printed = capsys.readouterr().err.strip()
+    assert said in printed
+    assert len(printed.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_all_recipes_are_listed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    from anywidth.recipes import RECIPES
+
+    assert command(monkeypatch, "train", "--list") == 0
+    printed = capsys.readouterr().out
+    for recipe in RECIPES:
+        assert recipe.__name__ in printed
+        assert (recipe.__doc__ or "").split()[0] in printed

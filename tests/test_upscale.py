@@ -1,0 +1,179 @@
+"""`anywidth upscale` on pictures of every kind."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import anywidth as aw
+from anywidth.cli import main
+from anywidth.data.super_resolution import BUNDLED
+from anywidth.run import Run
+from anywidth.statistics import statistics_to_tensors
+from anywidth.tasks.super_resolution import SuperResolutionConfig, build_model, open_trained
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with its initial weights, which upscale nearly as bicubic does."""
+    config = SuperResolutionConfig(channels=4, blocks=1, device="cpu")
+    folder = tmp_path_factory.mktemp("upscale") / "run"
+    model = build_model(config)
+    statistics, metadata = statistics_to_tensors(model)
+    Run.create(folder, config).save_final(
+        {"model": model.state_dict(), "statistics": statistics},
+        {"steps": 0},
+        metadata={"statistics": metadata},
+    )
+    return folder
+
+
+@pytest.fixture
+def upscale(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Saves an image, runs the command on it, and gives back the exit code and what it wrote."""
+
+    def call(image: Image.Image | bytes, *options: object, name: str = "picture.png"):
+        source, target = tmp_path / name, tmp_path / "large.png"
+        if isinstance(image, bytes):
+            source.write_bytes(image)
+        else:
+            image.save(source)
+        given = options or ("--out", target)
+        arguments = ["anywidth", "upscale", run, source, "--device", "cpu", *given]
+        monkeypatch.setattr(sys, "argv", list(map(str, arguments)))
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        made = None
+        if target.exists():
+            with Image.open(target) as opened:
+                opened.load()
+                made = opened.copy()
+        return int(stopped.value.code or 0), made
+
+    return call
+
+
+def photo(mode: str = "RGB", size: tuple[int, int] = (37, 23)) -> Image.Image:
+    with Image.open(BUNDLED / "train" / "sunflower.png") as image:
+        return image.convert("RGB").resize(size).convert(mode)
+
+
+def difference(made: Image.Image, source: Image.Image) -> float:
+    """How far the picture, shrunk again, is from what was given, in 8-bit levels."""
+    small = np.asarray(made.resize(source.size, Image.Resampling.BOX)).astype(float)
+    return float(np.abs(small - np.asarray(source).astype(float)).mean())
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "LA"])
+def test_modes_are_kept(upscale, mode: str) -> None:
+    source = photo(mode)
+    if mode.endswith("A"):
+        source.putalpha(Image.linear_gradient("L").resize(source.size))
+    code, made = upscale(source)
+    assert code == 0
+    assert made.mode == mode
+    assert made.size == (74, 46)
+    assert difference(made, source) < 12
+
+
+@pytest.mark.parametrize("mode", ["1", "P", "CMYK"])
+def test_other_modes_become_grey_or_rgb(upscale, mode: str) -> None:
+    name = "picture.tif" if mode == "CMYK" else "picture.png"
+    code, made = upscale(photo(mode), name=name)
+    assert code == 0
+    assert made.mode == ("L" if mode == "1" else "RGB")
+
+
+def test_a_transparent_palette_keeps_its_transparency(upscale) -> None:
+    source = photo("P")
+    source.info["transparency"] = source.getpixel((0, 0))
+    code, made = upscale(source)
+    assert code == 0
+    assert made.mode == "RGBA"
+    assert made.getextrema()[3][0] < 255
+
+
+def test_16_bits_are_kept(upscale) -> None:
+    levels = np.linspace(0, 65535, 30 * 40).reshape(30, 40).astype(np.uint16)
+    code, made = upscale(Image.fromarray(levels))
+    assert code == 0
+    assert made.mode.startswith("I")
+    found = np.asarray(made).astype(np.int64)
+    assert found.shape == (60, 80)
+    assert len(np.unique(found)) > 1000
+    shrunk = found.reshape(30, 2, 40, 2).mean((1, 3))
+    # Inside, away from the border that the network pads.
+    assert np.abs(shrunk - levels)[4:-4, 4:-4].mean() < 4000
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 1), (3, 5), (301, 7)])
+def test_any_size_is_taken(upscale, size: tuple[int, int]) -> None:
+    code, made = upscale(photo(size=size))
+    assert code == 0
+    assert made.size == (2 * size[0], 2 * size[1])
+
+
+def test_the_picture_is_what_the_network_makes_at_that_width(
+    upscale, run: Path, tmp_path: Path
+) -> None:
+    source = photo()
+    code, made = upscale(source, "--width", 0.5, "--out", tmp_path / "large.png")
+    assert code == 0
+    trained = open_trained(run, "cpu", with_data=False)
+    pixels = torch.from_numpy(np.array(source)).permute(2, 0, 1)[None] / 255
+    with aw.at_width(trained.model, 0.5), torch.no_grad():
+        expected = (trained.model(pixels) * 255 + 0.5).floor().clamp(0, 255)
+    found = torch.from_numpy(np.array(made)).permute(2, 0, 1)[None]
+    assert (found.float() - expected).abs().max() <= 1
+
+
+def test_exif_orientation_is_obeyed(upscale) -> None:
+    source = photo()
+    exif = source.getexif()
+    exif[0x0112] = 6
+    import io
+
+    file = io.BytesIO()
+    source.save(file, "JPEG", exif=exif)
+    code, made = upscale(file.getvalue(), name="turned.jpg")
+    assert code == 0
+    assert made.size == (46, 74)
+
+
+def test_the_default_name_lies_beside_the_image(upscale, tmp_path: Path) -> None:
+    code, _ = upscale(photo(), "--width", 0.75)
+    assert code == 0
+    with Image.open(tmp_path / "picture-x2.png") as image:
+        assert image.size == (74, 46)
+
+
+@pytest.mark.parametrize(
+    ("image", "options", "said"),
+    [
+        (b"not a picture", (), "is not an image that can be read"),
+        (photo(), ("--out", "large.jpg"), "ends in .png"),
+        (photo(), ("--out", "/nowhere/large.png"), "no folder /nowhere"),
+        (photo(), ("--width", "0.3"), "outside the range [0.5, 1.0]"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(upscale, capsys, image, options, said) -> None:
+    code, _ = upscale(image, *options)
+    printed = capsys.readouterr().err.strip()
+    assert code == 2
+    assert said in printed
+    assert len(printed.splitlines()) == 1
+
+
+def test_floating_point_pixels_are_refused(upscale, capsys) -> None:
+    code, _ = upscale(photo().convert("L").convert("F"), name="float.tif")
+    assert code == 2
+    assert "no known range" in capsys.readouterr().err
+
+
+def test_the_image_itself_is_not_overwritten(upscale, capsys, tmp_path: Path) -> None:
+    code, _ = upscale(photo(), "--out", tmp_path / "picture.png")
+    assert code == 2
+    assert "is the image itself" in capsys.readouterr().err
