@@ -31,7 +31,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 HEAD = """# What converts
 
 Made by `python benchmarks/conversion.py` with torch {torch}, torchvision {torchvision},
-{threads} CPU threads. Each model is traced, converted and verified at the narrowest, a uniform and
+CPU threads: {threads}. Each model is traced, converted and verified at the narrowest, a uniform and
 two nonuniform configurations, at 224 px (299 for Inception). *Elastic* counts the convolution and
 linear layers whose whole output can narrow, of all of them; what stays fixed is listed with the
 reason the plan gives. *Plan* and *conversion* are the seconds that `anywidth.plan` takes, and

@@ -68,12 +68,13 @@ def main() -> None:
     changes = dict(item.split("=", 1) for item in arguments.set)
     jobs = [
         (name, seed, arguments.device, changes)
-        for name in arguments.only
         for seed in range(arguments.seeds)
+        for name in arguments.only
     ]
     found: dict[str, dict[str, list[float]]] = {}
     with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
-        for name, _, by_width in pool.map(errors, jobs):
+        for name, seed, by_width in pool.map(errors, jobs):
+            print(f"{name}, seed {seed}: {by_width}", flush=True)
             for width, error in by_width.items():
                 found.setdefault(name, {}).setdefault(width, []).append(error)
     print("| network | " + " | ".join(map(str, WIDTHS)) + " |")

@@ -89,7 +89,7 @@ def config_of(name: str, options: argparse.Namespace) -> SuperResolutionConfig:
         seed=options.seed,
         log_every=50,
         checkpoint_every=1000,
-        truth=options.truth if NETWORKS[name].get("distill") == "l1" else 0.0,
+        truth=options.truth,
         **NETWORKS[name],
     )
 
@@ -336,7 +336,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--patch", type=int, default=48)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument(
-        "--truth", type=float, default=0.0, help="share of the true patches in distillation"
+        "--truth", type=float, default=0.9, help="share of the true patches in distillation"
     )
     parser.add_argument("--lattice", type=int, help="draw widths from so many")
     parser.add_argument("--precision", default="auto", help="auto, float32, tf32 or bfloat16")

@@ -4,7 +4,7 @@
 
 The network is torchvision's, unmodified. It is made slimmable, trained by the loop below on
 Fashion-MNIST images that come with the package, calibrated, run at several widths, and one width
-is taken out as a plain network of its own. About two minutes on one CPU core.
+is taken out as a plain network of its own. About a minute on one idle CPU core.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def load(train: bool, count: int) -> tuple[Tensor, Tensor]:
     """Images as torchvision's networks like them: three channels, about unit variance."""
     arrays = load_arrays("bundled", None, train=train)
     images = (arrays.images[:count].float() / 255 - 0.29) / 0.35
-    return F.interpolate(images, scale_factor=2).expand(-1, 3, -1, -1), arrays.labels[:count]
+    images = F.interpolate(images, scale_factor=2).repeat(1, 3, 1, 1)
+    return images.to(memory_format=torch.channels_last), arrays.labels[:count]
 
 
 def train(model: nn.Module, images: Tensor, labels: Tensor, epochs: int, batch_size: int) -> None:
@@ -58,7 +59,7 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--images", type=int, default=4000, help="training images")
+    parser.add_argument("--images", type=int, default=2000, help="training images")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=50)
     options = parser.parse_args()

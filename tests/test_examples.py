@@ -1,7 +1,8 @@
-"""The examples run, with a small budget, and do what they say."""
+"""The examples and a benchmark run, with a small budget, and do what they say."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -36,3 +37,23 @@ def test_own_model() -> None:
     extracted = re.search(r"extracted at 0\.6: [\d,]+ parameters, ([\d.]+) %", output)
     assert extracted is not None
     assert abs(float(extracted[1]) - sliced) <= 0.2
+
+
+def test_the_calibration_benchmark_compares_like_with_like(tmp_path: Path) -> None:
+    result = tmp_path / "calibration.json"
+    small = ("--widths", "3", "--samples", "8", "--batch-size", "4", "--rounds", "1")
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.calibration", *small, "--out", result],
+        cwd=EXAMPLES.parent,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(result.read_text())
+    seconds = found["seconds"]
+    for name in ("evaluation", "training_norms"):
+        expected = seconds["calibration"] / seconds[name]
+        assert abs(found[f"ratio_to_{name}"] / expected - 1) < 0.02
+    assert f"costs {found['ratio_to_evaluation']} times" in done.stdout

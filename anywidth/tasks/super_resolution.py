@@ -82,7 +82,7 @@ class SuperResolutionConfig:
         default="l1", metadata=_help("how narrower widths learn from the widest one's patches")
     )
     truth: float = field(
-        default=0.0, metadata=_help("share of the true patches in what narrower widths learn")
+        default=0.9, metadata=_help("share of the true patches in what narrower widths learn")
     )
 
     epochs: int = field(default=20, metadata=_help("stretches between validations"))
@@ -177,8 +177,7 @@ def build_model(config: SuperResolutionConfig) -> WDSR:
 def start_from_bicubic(model: WDSR) -> None:
     """Sets the 5x5 skip to bicubic upscaling and turns the deep branch down to a tenth.
 
-    From random weights a thousand steps pass before a network is as good as bicubic; from here all
-    of them go into what bicubic lacks.
+    From random weights the first hundred steps or more only bring a network up to bicubic.
     """
     radius, scale = 2, model.scale
     impulse = torch.zeros(1, 1, 4 * radius + 1, 4 * radius + 1)
@@ -217,16 +216,19 @@ def squared_error(images: Tensor, targets: Tensor) -> Tensor:
 
 
 def distillation_of(config: SuperResolutionConfig) -> Loss | None:
+    """What narrower widths learn beside the true patches, whose share is `truth`.
+
+    With no share of them (the paper's rule), a network of 16 channels ended at one PSNR for all
+    widths, near bicubic's: pulling a narrow width towards the widest also moves the weights they
+    share, and so perhaps the widest away. With 0.9 it trained about as well as without distilling.
+    """
     if config.method == "i" or config.distill == "none":
         return None
     return F.l1_loss if config.distill == "l1" else squared_error
 
 
 def learning_rate(step: int, total: int, warmup: int, highest: float) -> float:
-    """A quarter cosine wave to zero over all steps, after a linear rise if there is one.
-
-    It spends more steps at small rates than a straight line, where PSNR gains its last tenths.
-    """
+    """Half a cosine wave to zero over all steps, after a linear rise if there is one."""
     if step < warmup:
         return highest * (step + 1) / warmup
     return highest * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
