@@ -31,7 +31,7 @@ WIDTHS = [0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0]
 NETWORKS: dict[str, dict[str, Any]] = {
     "US-Net": {},
     "US-Net, no distillation": {"distill": False},
-    "US-Net, half true labels": {"truth": 0.5, "distill": True},
+    "US-Net, distillation alone": {"truth": 0.0},
     "I-Net 0.25": {"method": "i", "width": 0.25},
     "I-Net 1.0": {"method": "i", "width": 1.0},
 }
