@@ -9,6 +9,7 @@ from anywidth.errors import AnywidthError
 from anywidth.extraction import extract
 from anywidth.groups import ChannelGroup, Plan
 from anywidth.sampling import Sampling, sample_widths
+from anywidth.spectra import Spectrum, spectrum
 from anywidth.statistics import calibrate, calibrated_widths
 from anywidth.step import SandwichStep
 from anywidth.trace import plan
@@ -21,6 +22,7 @@ __all__ = [
     "Plan",
     "Sampling",
     "SandwichStep",
+    "Spectrum",
     "WidthRange",
     "__version__",
     "at_width",
@@ -37,4 +39,5 @@ __all__ = [
     "set_width",
     "slimmable",
     "soft_cross_entropy",
+    "spectrum",
 ]

@@ -12,11 +12,6 @@ from anywidth.layers import Cut, cut_name, held_tensor, is_switched_norm, norm_v
 from anywidth.width import ChannelConfig, Width
 
 STATE = "_anywidth"
-# Nonuniform training meets a new configuration at every step: what was worked out for old ones
-# is dropped from time to time.
-MOST_CONFIGS = 1024
-
-
 # Widths and configurations remembered at most: continuous or nonuniform training draws new ones
 # for as long as it runs.
 MOST_WIDTHS = 4096

@@ -137,16 +137,13 @@ def pad(context: Context, a: Arguments) -> Traced:
 
 
 def pixel_shuffle(context: Context, a: Arguments) -> Traced:
-    *lead, channels, height, width = a.self.shape
-    r = a.upscale_factor
-    split = Context(
-        **{
-            **vars(context),
-            "meta": context.meta.new_empty((*lead, channels // (r * r), r * r, height, width)),
-        }
-    )
-    inner = reshape(split, a.self, (*lead, channels // (r * r), r * r, height, width))
-    return context.output([*inner.axes[:-3], None, None])
+    """A channel of the result is a unit of `upscale_factor` squared neighbouring channels."""
+    axes = list(map(context.live, a.self.axes))
+    if axes[-3] is not None:
+        made = context.solver.new(a.self.shape[-3] // a.upscale_factor**2)
+        context.unify(axes[-3], tuple((v, m * a.upscale_factor**2) for v, m in made))
+        axes[-3] = context.live(made)
+    return context.output([*axes[:-2], None, None])
 
 
 def pixel_unshuffle(context: Context, a: Arguments) -> Traced:
