@@ -15,6 +15,9 @@ from anywidth.fast_layers import use_kernels
 def losses(
     engine: str, fast: bool, dtype: torch.dtype | None, name: str, steps: int = 50
 ) -> torch.Tensor:
+    # Otherwise even the eager engine differs from itself, and 50 steps make the most of it.
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     torch.manual_seed(0)
     model = getattr(aw.models, name)(num_classes=10, total_stride=8)
     aw.slimmable(model, example_input=torch.randn(2, 3, 32, 32), verified=False)

@@ -9,17 +9,26 @@ from anywidth.fast_layers import use_kernels
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(None, 2e-4), (torch.bfloat16, 0.05)])
-@pytest.mark.parametrize("fast", [False, True])
-def test_fifty_steps_give_the_losses_of_the_eager_engine(
-    dtype: torch.dtype | None, tolerance: float, fast: bool
+@pytest.mark.parametrize(("dtype", "tolerance"), [(None, 1e-5), (torch.bfloat16, 1e-3)])
+def test_fifty_steps_of_graphs_give_the_losses_of_the_eager_engine(
+    dtype: torch.dtype | None, tolerance: float
 ) -> None:
     from benchmarks.engine_check import losses
 
     plain = losses("eager", False, dtype, "mobilenet_v1")
-    graphs = losses("graphs", fast, dtype, "mobilenet_v1")
     assert plain.isfinite().all()
-    assert (plain - graphs).abs().max() <= tolerance
+    assert (plain - losses("graphs", False, dtype, "mobilenet_v1")).abs().max() <= tolerance
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(None, 1e-4), (torch.bfloat16, 0.03)])
+def test_kernels_give_the_losses_of_plain_layers(
+    dtype: torch.dtype | None, tolerance: float
+) -> None:
+    """Over a few steps: training makes any difference in rounding grow."""
+    from benchmarks.engine_check import losses
+
+    plain = losses("eager", False, dtype, "mobilenet_v1", steps=5)
+    assert (plain - losses("graphs", True, dtype, "mobilenet_v1", steps=5)).abs().max() <= tolerance
 
 
 def test_a_network_that_cannot_be_captured_warns_once_and_trains_on() -> None:
