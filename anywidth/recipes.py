@@ -24,7 +24,7 @@ def fashion_mnist_demo() -> ClassificationConfig:
         model="mobilenet_v1",
         total_stride=16,
         data="bundled",
-        epochs=8,
+        epochs=6,
         batch_size=64,
         learning_rate=0.05,
         warmup_epochs=0.5,
