@@ -31,6 +31,7 @@ def fashion_mnist_demo() -> ClassificationConfig:
         weight_decay=1e-3,
         truth=0.5,
         crop_padding=2,
+        calibration_samples=2000,
     )
 
 
@@ -162,7 +163,8 @@ def sr_wdsr() -> SuperResolutionConfig:
     """US-WDSR as in the paper, any width from 32 to 64 channels, 8 blocks, x2, for a GPU.
 
     Command: `anywidth train sr_wdsr --data-dir PICTURES --eval-dir SETS`, where PICTURES is any
-    folder of photos or DIV2K's, and SETS holds a folder for each of Set5, Set14 and the like.
+    folder of photos or DIV2K's, and SETS holds a folder for each of Set5, Set14 and the like. Not
+    run here to the end.
     """
     return SuperResolutionConfig(epochs=60, steps_per_epoch=1000)
 

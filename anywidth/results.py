@@ -17,7 +17,7 @@ from anywidth.convert import plan_of
 from anywidth.errors import AnywidthError
 from anywidth.files import read_json, write_json
 from anywidth.metrics import read_metrics
-from anywidth.plots import plot_curves, plot_spectra
+from anywidth.plots import has_curves, plot_curves, plot_spectra
 from anywidth.report import Section, write_report
 from anywidth.run import Run
 from anywidth.spectra import Spectrum, spectrum
@@ -78,6 +78,7 @@ def run_spectrum(
         found = replace(found, points=own)
     elif kind == "i":
         kind = "control"  # an ordinary network sliced to widths it was not made for
+        found = replace(found, name=f"{found.name} {trained.config.width}, sliced")
     found = replace(found, kind=kind)
     folder = trained.run.folder
     write_json(folder / _SPECTRUM, found.to_json())
@@ -102,7 +103,7 @@ def run_report(
     """Writes report.html: one page with everything a run shows."""
     run = trained.run
     rows = read_metrics(run.metrics_path) if run.metrics_path.exists() else []
-    if rows:
+    if has_curves(rows):
         run.plots_folder.mkdir(exist_ok=True)
         plot_curves(rows, run.plots_folder / "training.png")
     path = run.folder / "report.html"

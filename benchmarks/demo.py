@@ -3,7 +3,8 @@
     python3 -m benchmarks.demo --seeds 3 --out benchmarks/results/demo.json
 
 US-Net, I-Nets at 0.25 and 1.0, and the control (the I-Net at 1.0 sliced and calibrated), all with
-the same recipe and epochs. Minutes on a GPU, about half an hour a seed on two CPU cores.
+the same recipe and epochs. Runs are kept under `--runs`: finished ones are not trained again, and
+`anywidth compare` draws them. About ten minutes a seed on two CPU cores.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import dataclasses
 import json
 import statistics
 import subprocess
-import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from anywidth.config import override
-from anywidth.convert import at_width
 from anywidth.recipes import fashion_mnist_demo
+from anywidth.results import run_spectrum
 from anywidth.run import Run
 from anywidth.tasks.classification import open_trained, train_run
 
@@ -37,22 +37,25 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 
 
-def errors(job: tuple[str, int, str, dict[str, str]]) -> tuple[str, int, dict[str, float]]:
+def errors(job: tuple[str, int, str, dict[str, str], Path]) -> tuple[str, int, dict[str, float]]:
     """Top-1 errors by width of one network and seed."""
-    name, seed, device, changes = job
+    name, seed, device, changes, runs = job
+    torch.set_num_threads(1)
     config = dataclasses.replace(
         override(fashion_mnist_demo(), changes), seed=seed, device=device, **NETWORKS[name]
     )
-    with tempfile.TemporaryDirectory() as folder:
-        train_run(Run.create(Path(folder) / "run", config), config)
-        trained = open_trained(Path(folder) / "run", device)
-        # The I-Net at full width is also run narrower: the control.
-        widths = [1.0] if name == "I-Net 0.25" else WIDTHS
-        trained.calibrate(widths)
-        found = {}
-        for width in widths:
-            with at_width(trained.model, width):
-                found[str(width)] = trained.evaluate(trained.model)["top1_error"]
+    folder = runs / f"{name.lower().replace(',', '').replace(' ', '-')}-{seed}"
+    run = Run.open(folder, writing=True) if folder.exists() else Run.create(folder, config)
+    if not run.finished:
+        train_run(run, config)
+    trained = open_trained(folder, device)
+    # The I-Net at full width is also run narrower: the control.
+    widths = [1.0] if name == "I-Net 0.25" else WIDTHS
+    if seed == 0 and name == "US-Net":
+        widths = trained.widths
+    trained.calibrate(widths)
+    spectrum = run_spectrum(trained, widths, measure_latency=False)
+    found = {str(point.width): point.metrics["top1_error"] for point in spectrum.points}
     return name, seed, found
 
 
@@ -60,14 +63,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--runs", type=Path, default=Path("runs/demo"))
     parser.add_argument("--set", nargs="*", default=[], help="field=value of the recipe")
     parser.add_argument("--only", nargs="*", default=list(NETWORKS))
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     changes = dict(item.split("=", 1) for item in arguments.set)
     jobs = [
-        (name, seed, arguments.device, changes)
+        (name, seed, arguments.device, changes, arguments.runs)
         for seed in range(arguments.seeds)
         for name in arguments.only
     ]
@@ -82,8 +86,10 @@ def main() -> None:
     for name, by_width in found.items():
         cells = []
         for width in map(str, WIDTHS):
-            key = "1.0" if name == "I-Net 0.25" and width == "0.25" else width
-            values = by_width.get(key, []) if name != "I-Net 0.25" or width == "0.25" else []
+            # A network built at 0.25 is, to itself, at full width.
+            values = by_width.get(width, [])
+            if name == "I-Net 0.25":
+                values = by_width.get("1.0", by_width.get("0.25", [])) if width == "0.25" else []
             cells.append(
                 f"{statistics.mean(values):.2f} ± {statistics.pstdev(values):.2f}" if values else ""
             )
