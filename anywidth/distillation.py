@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,3 +20,10 @@ def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, temperature: floa
     soft_labels = F.softmax(teacher_logits / temperature, dim=-1)
     loss = F.cross_entropy(logits / temperature, soft_labels)
     return loss if temperature == 1.0 else loss * temperature**2
+
+
+@dataclass(frozen=True)
+class WithTargets:
+    """A distillation that looks at the batch's targets too: (output, widest output, targets)."""
+
+    function: Callable[[Any, Any, Any], Tensor]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from anywidth.errors import AnywidthError
-from anywidth.layers import is_switched_norm
+from anywidth.layers import tracked_statistics
 
 
 def start_processes(device: torch.device) -> None:
@@ -73,10 +73,8 @@ def average_statistics(model: nn.Module) -> None:
     if world_size() == 1:
         return
     tensors = [b for b in model.buffers() if b.is_floating_point()]
-    for module in model.modules():
-        if is_switched_norm(module):
-            for entry in module.__dict__["_bank"].values():
-                tensors += [entry.running_mean, entry.running_var]
+    for entry in tracked_statistics(model):
+        tensors += [entry.running_mean, entry.running_var]
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)

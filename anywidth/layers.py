@@ -192,6 +192,12 @@ def new_statistics(module: nn.Module, size: int, label: float | None) -> Statist
     )
 
 
+def tracked_statistics(model: nn.Module) -> list[Statistics]:
+    """What a network knows of widths other than the full one, whose are in its buffers."""
+    norms = [module for module in model.modules() if is_switched_norm(module)]
+    return [entry for norm in norms for entry in norm.__dict__["_bank"].values()]
+
+
 def _running(name: str) -> Callable[[nn.Module], Tensor | None]:
     def running(self: nn.Module) -> Tensor | None:
         state = self.__dict__

@@ -116,7 +116,19 @@ def _keep(state: SlimmableState, norm: nn.Module, config: ChannelConfig, entry: 
             if buffer is not None:
                 buffer.copy_(getattr(entry, name))
     else:
-        norm.__dict__["_bank"][config] = entry
+        _file(norm, config, entry)
+
+
+def _file(norm: nn.Module, config: ChannelConfig, entry: Statistics) -> None:
+    """Into the tensors that are there already: a captured CUDA graph writes to those."""
+    bank: dict[ChannelConfig, Statistics] = norm.__dict__["_bank"]
+    known = bank.get(config)
+    if known is None:
+        bank[config] = entry
+        return
+    for name in _TENSORS:
+        getattr(known, name).copy_(getattr(entry, name))
+    known.label, known.ready = entry.label, entry.ready
 
 
 def _empty(
@@ -273,6 +285,8 @@ def load_statistics(
         statistics = Statistics(mean, var, batches, entry["width"], entry["ready"])
         loaded.append((norm, config, statistics))
     for norm in norms.values():
-        norm.__dict__["_bank"].clear()
+        bank = norm.__dict__["_bank"]
+        for config in set(bank) - set(configs):
+            del bank[config]
     for norm, config, statistics in loaded:
-        norm.__dict__["_bank"][config] = statistics
+        _file(norm, config, statistics)

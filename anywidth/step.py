@@ -13,7 +13,7 @@ from anywidth.distillation import soft_cross_entropy
 from anywidth.distributed import average_gradients
 from anywidth.engine.eager import EagerEngine
 from anywidth.engine.graphs import GraphEngine
-from anywidth.engine.passes import Loss, Objective
+from anywidth.engine.passes import Distill, Loss, Objective
 from anywidth.errors import AnywidthError
 from anywidth.sampling import Sampling, sample_widths
 from anywidth.state import state_of
@@ -71,7 +71,7 @@ class SandwichStep:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         loss: Loss,
-        distill: Loss | None = soft_cross_entropy,
+        distill: Distill | None = soft_cross_entropy,
         widths: int | Sampling = 4,
         *,
         truth: float = 0.0,

@@ -7,9 +7,10 @@ nothing in it, because losses, outputs and gradients are copied to buffers outsi
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from anywidth.engine.eager import EagerEngine
-from anywidth.engine.passes import Objective
+from anywidth.engine.passes import Objective, detached
+from anywidth.engine.trees import copy_into, leaves, map_tensors, signature
+from anywidth.layers import tracked_statistics
 from anywidth.width import ChannelConfig
 
 # (configuration, whether it learns from a teacher)
@@ -30,7 +33,7 @@ class CapturedPass:
 
     graph: torch.cuda.CUDAGraph
     loss: Tensor
-    output: Tensor
+    output: Any
 
 
 class GraphEngine:
@@ -56,9 +59,8 @@ class GraphEngine:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.fallback = EagerEngine(model, optimizer, objective)
         self.captured: OrderedDict[Key, CapturedPass] = OrderedDict()
-        self.inputs: Tensor | None = None
-        self.targets: Tensor | None = None
-        self.teacher: Tensor | None = None
+        self.batch: tuple[Any, Any] | None = None
+        self.teacher: Any = None
         self.sums: list[Tensor] = []
         self.can_capture = True
 
@@ -85,8 +87,7 @@ class GraphEngine:
                 if done is None:
                     return self.fallback.gradients(configs, inputs, targets)
             if index == 0:
-                assert self.teacher is not None
-                self.teacher.copy_(done.output)
+                copy_into(self.teacher, done.output)
             losses.append(done.loss)
             outputs.append(done.output)
         for parameter, total in zip(self.parameters, self.sums, strict=True):
@@ -100,35 +101,27 @@ class GraphEngine:
         """
         if not self.can_capture or not self._take(inputs, targets):
             return
-        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        for index, config in enumerate(configs):
-            key = (config, index > 0 and self.objective.distill is not None)
-            if key not in self.captured:
-                done = self._first_sight(key)
-                if done is None:
-                    return
-                if index == 0 and self.teacher is not None:
-                    self.teacher.copy_(done.output)
-        for name, buffer in self.model.named_buffers():
-            buffer.copy_(buffers[name])
+        with _statistics_kept(self.model):
+            for index, config in enumerate(configs):
+                key = (config, index > 0 and self.objective.distill is not None)
+                if key not in self.captured:
+                    done = self._first_sight(key)
+                    if done is None:
+                        return
+                    if index == 0 and self.teacher is not None:
+                        copy_into(self.teacher, done.output)
 
     def _take(self, inputs: Any, targets: Any) -> bool:
         """Copies a batch into the static buffers; a batch of another shape starts anew."""
-        if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor) or not inputs.is_cuda:
+        batch = (inputs, targets)
+        tensors = [leaf for leaf in leaves(inputs) if isinstance(leaf, Tensor)]
+        if not tensors or not all(tensor.is_cuda for tensor in tensors):
             return False
-        if (
-            self.inputs is None
-            or self.targets is None
-            or self.inputs.shape != inputs.shape
-            or self.inputs.dtype != inputs.dtype
-            or self.targets.shape != targets.shape
-        ):
+        if self.batch is None or signature(self.batch) != signature(batch):
             self.forget()
-            self.inputs = torch.empty_like(inputs)
-            self.targets = torch.empty_like(targets)
+            self.batch = map_tensors(torch.empty_like, batch)
             self.sums = [torch.zeros_like(p) for p in self.parameters]
-        self.inputs.copy_(inputs, non_blocking=True)
-        self.targets.copy_(targets, non_blocking=True)
+        copy_into(self.batch, batch)
         return True
 
     def forget(self) -> None:
@@ -144,17 +137,19 @@ class GraphEngine:
         with torch.cuda.stream(self.stream):
             loss, output = self._pass(key)
         torch.cuda.current_stream().wait_stream(self.stream)
-        if not isinstance(output, Tensor):
-            self._give_up(f"the output is a {type(output).__name__}, not a tensor")
+        others = [leaf for leaf in leaves(output) if not isinstance(leaf, Tensor)]
+        if others:
+            self._give_up(f"the output holds a {type(others[0]).__name__}, not tensors alone")
             return None
         if self.teacher is None:
-            self.teacher = torch.empty_like(output)
-        done = CapturedPass(torch.cuda.CUDAGraph(), loss.clone(), output.clone())
+            self.teacher = map_tensors(torch.empty_like, output)
+        copied = map_tensors(torch.clone, output)
+        done = CapturedPass(torch.cuda.CUDAGraph(), loss.clone(), copied)
         try:
             with torch.cuda.graph(done.graph, pool=self.pool, stream=self.stream):
                 loss, output = self._pass(key)
                 done.loss.copy_(loss)
-                done.output.copy_(output)
+                copy_into(done.output, output)
         except Exception as error:
             self._give_up(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
             return done
@@ -165,14 +160,13 @@ class GraphEngine:
 
     def _pass(self, key: Key) -> tuple[Tensor, Any]:
         config, learns = key
+        assert self.batch is not None
         teacher = self.teacher if learns else None
-        loss, output = self.objective.forward(
-            self.model, config, self.inputs, self.targets, teacher
-        )
+        loss, output = self.objective.forward(self.model, config, *self.batch, teacher)
         found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         pairs = [(t, g) for t, g in zip(self.sums, found, strict=True) if g is not None]
         torch._foreach_add_([t for t, _ in pairs], [g for _, g in pairs])
-        return loss.detach(), output.detach() if isinstance(output, Tensor) else output
+        return loss.detach(), detached(output)
 
     def _give_up(self, reason: str) -> None:
         self.can_capture = False
@@ -182,3 +176,18 @@ class GraphEngine:
             "the eager engine, which is slower",
             stacklevel=2,
         )
+
+
+@contextlib.contextmanager
+def _statistics_kept(model: nn.Module) -> Iterator[None]:
+    """Puts back the running statistics of all widths that passes in between have changed."""
+    entries = tracked_statistics(model)
+    tensors = list(model.buffers())
+    for entry in entries:
+        tensors += [entry.running_mean, entry.running_var, entry.num_batches_tracked]
+    before = [tensor.clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        for tensor, value in zip(tensors, before, strict=True):
+            tensor.copy_(value)

@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from anywidth.convert import at_width
+from anywidth.distillation import WithTargets
+from anywidth.engine.trees import leaves, map_tensors
 from anywidth.width import ChannelConfig
 
 Loss = Callable[[Any, Any], Tensor]
+Distill = Loss | WithTargets
 
 
 @dataclass(frozen=True)
@@ -23,12 +26,13 @@ class Objective:
     Args:
         loss: (output, targets) → scalar.
         distill: (output, widest output) → scalar for the narrower widths; None uses `loss`.
+            Wrapped in `WithTargets` it is given the targets too.
         truth: share of `loss` in the narrower widths' objective.
         autocast: the dtype forward passes run in; None leaves them as they are.
     """
 
     loss: Loss
-    distill: Loss | None
+    distill: Distill | None
     truth: float
     autocast: torch.dtype | None
 
@@ -40,7 +44,10 @@ class Objective:
             output = model(inputs)
             if teacher is None or self.distill is None:
                 return self.loss(output, targets), output
-            loss = self.distill(output, teacher)
+            if isinstance(self.distill, WithTargets):
+                loss = self.distill.function(output, teacher, targets)
+            else:
+                loss = self.distill(output, teacher)
             if self.truth > 0:
                 loss = (1 - self.truth) * loss + self.truth * self.loss(output, targets)
             return loss, output
@@ -48,15 +55,12 @@ class Objective:
     def _precision(self, inputs: Any) -> contextlib.AbstractContextManager[Any]:
         if self.autocast is None:
             return contextlib.nullcontext()
-        device = inputs.device.type if isinstance(inputs, Tensor) else "cpu"
+        devices = [leaf.device.type for leaf in leaves(inputs) if isinstance(leaf, Tensor)]
+        device = devices[0] if devices else "cpu"
         # Cached casts would belong to one graph and be read by another.
         return torch.autocast(device, self.autocast, cache_enabled=False)
 
 
 def detached(output: Any) -> Any:
     """The same output, cut off from its gradients."""
-    if isinstance(output, Tensor):
-        return output.detach()
-    if isinstance(output, tuple | list):
-        return type(output)(detached(item) for item in output)
-    return output
+    return map_tensors(Tensor.detach, output)

@@ -1,0 +1,45 @@
+"""Batches and outputs that are tensors, or tuples, lists and dictionaries of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """Everything in a tree that is not a tuple, list or dictionary, in order."""
+    if isinstance(tree, tuple | list):
+        for item in tree:
+            yield from leaves(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from leaves(item)
+    else:
+        yield tree
+
+
+def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
+    """The same tree with `function` done to each of its tensors."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(map_tensors(function, item) for item in tree))
+    if isinstance(tree, tuple | list):
+        return type(tree)(map_tensors(function, item) for item in tree)
+    if isinstance(tree, dict):
+        return {key: map_tensors(function, item) for key, item in tree.items()}
+    return tree
+
+
+def signature(tree: Any) -> list[Any]:
+    """What two trees must share for one to be copied into the other."""
+    return [(x.shape, x.dtype, x.device) if isinstance(x, Tensor) else x for x in leaves(tree)]
+
+
+def copy_into(target: Any, source: Any) -> None:
+    """Copies every tensor of a tree into its place in another, without waiting."""
+    for to, value in zip(leaves(target), leaves(source), strict=True):
+        if isinstance(to, Tensor):
+            to.copy_(value, non_blocking=True)
