@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _NormBase
 
 from anywidth import kernels
+from anywidth.kernels.gradient_sums import gradient_sum
 from anywidth.layers import cut_name, drop_fast_paths, is_narrowed, is_switched_norm, scale_name
 
 _ACTIVATIONS: dict[type[nn.Module], str] = {
@@ -158,8 +159,13 @@ class _Pointwise(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             to_pixels = (gradient @ active).view(shape).to(dtype)
         if ctx.needs_input_grad[1]:
-            to_weight = torch.zeros_like(weight)
-            to_weight[: active.shape[0], : active.shape[1], 0, 0] = gradient.t() @ rows
+            total = gradient_sum(weight)
+            found = gradient.t() @ rows
+            if total is not None:
+                total[: active.shape[0], : active.shape[1], 0, 0] += found
+            else:
+                to_weight = torch.zeros_like(weight)
+                to_weight[: active.shape[0], : active.shape[1], 0, 0] = found
         return to_pixels, to_weight, None, None
 
 
@@ -197,21 +203,18 @@ def _norm_forward(self: Any, x: Tensor) -> Tensor:
         return result
     kind, activation = self.__dict__.get("_activation", ("none", None))
     weight, bias = self._parameters["weight"], self._parameters["bias"]
-    mean = var = None
+    mean = var = batches = None
     momentum = self.momentum
     if self.track_running_stats:
         mean, var = self.running_mean, self.running_var
-        if mean is not None:
-            self.num_batches_tracked.add_(1)
+        batches = None if mean is None else self.num_batches_tracked
     x = x.contiguous(memory_format=torch.channels_last)
     if momentum is None or not kernels.supports_batch_norm_act(x, weight, bias, mean, var, kind):
-        if mean is not None:
-            self.num_batches_tracked.sub_(1)
         slow: Tensor = self._slow_forward(x)
         return slow
     if activation is not None:
         activation.__dict__["_is_done"] = True
-    return kernels.batch_norm_act(x, weight, bias, mean, var, momentum, self.eps, kind)
+    return kernels.batch_norm_act(x, weight, bias, mean, var, momentum, self.eps, kind, batches)
 
 
 def _is_prefix(norm: _NormBase) -> bool:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from anywidth.convert import at_width
 from anywidth.distillation import soft_cross_entropy
-from anywidth.distributed import average_gradients
+from anywidth.distributed import average_gradients, sum_over_ranks, world_size
 from anywidth.engine.eager import EagerEngine
 from anywidth.engine.graphs import GraphEngine
 from anywidth.engine.passes import Distill, Loss, Objective
 from anywidth.errors import AnywidthError
+from anywidth.fast_layers import use_kernels
+from anywidth.precision import faster_dtype
 from anywidth.sampling import Sampling, sample_widths
 from anywidth.state import state_of
 from anywidth.width import ChannelConfig, Width
@@ -54,9 +57,13 @@ class SandwichStep:
         truth: how much of the narrower widths' loss is the true targets' (0 in the paper, which
             found mixing worse).
         seed: widths are drawn from this and the step's number.
-        autocast: run forward passes in this dtype, as `torch.autocast` does.
+        autocast: run forward passes in this dtype, as `torch.autocast` does; None in that of the
+            parameters. `"auto"` is bfloat16 on a GPU, and on a CPU where the first step finds it
+            faster.
         engine: `"eager"` runs everywhere; `"graphs"` captures each configuration as a CUDA graph
             when it is first met; `"auto"` takes graphs on a GPU.
+        kernels: on a GPU, let layers use kernels that need no preparing for a new width; False
+            leaves them as they are.
         after_backward: called once the gradients are complete, before the optimiser's step: to
             clip them, say.
 
@@ -76,8 +83,9 @@ class SandwichStep:
         *,
         truth: float = 0.0,
         seed: int = 0,
-        autocast: torch.dtype | None = None,
+        autocast: torch.dtype | Literal["auto"] | None = "auto",
         engine: Literal["auto", "eager", "graphs"] = "auto",
+        kernels: bool = True,
         after_backward: Callable[[], None] | None = None,
     ) -> None:
         state_of(model)
@@ -95,8 +103,14 @@ class SandwichStep:
         self.sampling = widths
         self.after_backward = after_backward
         self.count = 0
-        objective = Objective(loss, distill, truth, autocast)
-        if _uses_graphs(engine, model):
+        on_gpu = all(parameter.is_cuda for parameter in model.parameters())
+        if on_gpu:
+            # What convolutions are fastest in; the parameters stay the same objects.
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            use_kernels(model, kernels)
+        self.autocast = autocast
+        objective = Objective(loss, distill, truth, None if autocast == "auto" else autocast)
+        if _uses_graphs(engine, on_gpu):
             self.engine: EagerEngine | GraphEngine = GraphEngine(model, optimizer, objective)
         else:
             self.engine = EagerEngine(model, optimizer, objective)
@@ -106,6 +120,8 @@ class SandwichStep:
         configs = sample_widths(self.model, self.count, self.sampling)
         if not self.model.training:
             self.model.train()
+        if self.autocast == "auto":
+            self._run_in(self._faster_dtype(configs[0], inputs, targets))
         losses, outputs = self.engine.gradients(configs, inputs, targets)
         average_gradients(self.model.parameters())
         if self.after_backward is not None:
@@ -121,12 +137,44 @@ class SandwichStep:
         """
         if isinstance(self.engine, GraphEngine):
             self.model.train()
-            state = state_of(self.model)
-            self.engine.warm_up([state.resolve(width) for width in widths], inputs, targets)
+            configs = [state_of(self.model).resolve(width) for width in widths]
+            if self.autocast == "auto":
+                self._run_in(self._faster_dtype(configs[0], inputs, targets))
+            self.engine.warm_up(configs, inputs, targets)
+
+    @property
+    def precision(self) -> str:
+        """`"auto"` until the first step has chosen, then a dtype's name or `"parameters"`."""
+        if isinstance(self.autocast, torch.dtype):
+            return str(self.autocast).removeprefix("torch.")
+        return self.autocast or "parameters"
+
+    @precision.setter
+    def precision(self, name: str) -> None:
+        """Settles what `autocast="auto"` stands for: a resumed run must not choose again."""
+        if self.autocast == "auto" and name != "auto":
+            self._run_in(None if name == "parameters" else getattr(torch, name))
+
+    def _run_in(self, dtype: torch.dtype | None) -> None:
+        self.autocast = dtype
+        self.engine.run(replace(self.engine.objective, autocast=dtype))
+
+    def _faster_dtype(self, config: ChannelConfig, inputs: Any, targets: Any) -> torch.dtype | None:
+        with at_width(self.model, config):
+            found = faster_dtype(
+                self.model, inputs, lambda output: self.engine.objective.loss(output, targets)
+            )
+        if world_size() > 1:
+            votes = torch.tensor(float(found is not None), device=_device_of(self.model))
+            found = found if sum_over_ranks(votes).item() == world_size() else None
+        return found
 
 
-def _uses_graphs(engine: str, model: nn.Module) -> bool:
-    on_gpu = all(parameter.is_cuda for parameter in model.parameters())
+def _device_of(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+def _uses_graphs(engine: str, on_gpu: bool) -> bool:
     if engine not in ("auto", "eager", "graphs"):
         raise AnywidthError(f"engine {engine!r}: expected 'auto', 'eager' or 'graphs'")
     if engine == "graphs" and not on_gpu:

@@ -46,6 +46,7 @@ class Training:
         learning_rate: step number → learning rate.
         measure: what to log of a step, still on the device; read every `log_every` steps.
         validate: what to log after each `validate_every` epochs.
+        counts_images: show images a second; otherwise steps.
     """
 
     run: Run
@@ -59,6 +60,7 @@ class Training:
     log_every: int = 20
     checkpoint_every: int = 200
     description: str = "training"
+    counts_images: bool = True
 
     @property
     def total_steps(self) -> int:
@@ -91,7 +93,7 @@ def train(training: Training) -> bool:
                 training.total_steps,
                 step.count,
                 description=training.description,
-                images_per_step=training.loader.batch_size,
+                images_per_step=training.loader.batch_size if training.counts_images else None,
             )
         )
         while step.count < training.total_steps:
@@ -133,7 +135,11 @@ def save_checkpoint(run: Run, step: SandwichStep) -> None:
                 "optimizer": optimizer,
                 "random": random,
             },
-            {"optimizer": optimizer_structure, "random": random_structure},
+            {
+                "optimizer": optimizer_structure,
+                "random": random_structure,
+                "precision": step.precision,
+            },
             metadata={"statistics": statistics_metadata},
         )
     barrier()
@@ -150,6 +156,8 @@ def load_checkpoint(run: Run, step: SandwichStep) -> int:
         unflatten_state(checkpoint.tensors["optimizer"], checkpoint.state["optimizer"])
     )
     restore_random_state(checkpoint.tensors["random"], checkpoint.state["random"])
+    if "precision" in checkpoint.state:
+        step.precision = checkpoint.state["precision"]
     return checkpoint.step
 
 

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 import anywidth as aw
 from anywidth.extraction import extract_quietly
-from anywidth.fast_layers import use_kernels
 from anywidth.model_spec import load_model
 from anywidth.state import state_of
 
@@ -163,7 +162,7 @@ def measure(name: str, pixels: int, batch: int, compiled: bool, bandwidth: float
     del naive
     torch.cuda.empty_cache()
 
-    model = use_kernels(model.cuda().to(memory_format=torch.channels_last).train())
+    model = model.cuda().train()
     torch.cuda.reset_peak_memory_stats()
     step = aw.SandwichStep(
         model, optimizer_of(model), F.cross_entropy, autocast=torch.bfloat16, engine="graphs"

@@ -24,7 +24,6 @@ from anywidth.tasks.classification import (
     learning_rate,
     make_optimizer,
     open_trained,
-    precision_of,
     sampling_of,
     train_run,
 )
@@ -192,15 +191,6 @@ def test_evaluation_does_not_depend_on_the_batches() -> None:
         found = evaluate(model, loader)  # type: ignore[arg-type]
         for name, value in expected.items():
             assert found[name] == pytest.approx(float(value), abs=1e-4), name
-
-
-def test_precision_follows_the_device() -> None:
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    auto = ClassificationConfig()
-    assert precision_of(auto, cpu) is None
-    assert precision_of(auto, gpu) is torch.bfloat16
-    assert precision_of(replace(auto, precision="bfloat16"), cpu) is torch.bfloat16
-    assert precision_of(replace(auto, precision="float32"), gpu) is None
 
 
 def test_sampling_follows_the_method() -> None:

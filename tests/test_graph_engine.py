@@ -1,34 +1,105 @@
 """The graph engine and the kernels against the eager engine, where there is a GPU."""
 
+from typing import Any
+
 import pytest
 import torch
 
 import anywidth as aw
+from anywidth.distillation import WithTargets
 from anywidth.fast_layers import use_kernels
+from anywidth.layers import tracked_statistics
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(None, 1e-5), (torch.bfloat16, 1e-3)])
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_fifty_steps_of_graphs_give_the_losses_of_the_eager_engine(
-    dtype: torch.dtype | None, tolerance: float
+    autocast: torch.dtype | None,
 ) -> None:
-    from benchmarks.engine_check import losses
+    from benchmarks.engine_check import LOSSES, losses
 
-    plain = losses("eager", False, dtype, "mobilenet_v1")
+    plain = losses("eager", False, autocast, "mobilenet_v1")
     assert plain.isfinite().all()
-    assert (plain - losses("graphs", False, dtype, "mobilenet_v1")).abs().max() <= tolerance
+    graphs = losses("graphs", False, autocast, "mobilenet_v1")
+    assert (plain - graphs).abs().max() <= LOSSES[autocast]
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(None, 1e-4), (torch.bfloat16, 0.03)])
-def test_kernels_give_the_losses_of_plain_layers(
-    dtype: torch.dtype | None, tolerance: float
+@pytest.mark.parametrize("name", ["mobilenet_v1", "mobilenet_v2"])
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_gradients_by_kernels_are_as_exact_as_those_of_plain_layers(
+    autocast: torch.dtype | None, name: str
 ) -> None:
-    """Over a few steps: training makes any difference in rounding grow."""
-    from benchmarks.engine_check import losses
+    from benchmarks.engine_check import TIMES, distance, gradients
 
-    plain = losses("eager", False, dtype, "mobilenet_v1", steps=5)
-    assert (plain - losses("graphs", True, dtype, "mobilenet_v1", steps=5)).abs().max() <= tolerance
+    exact = gradients("eager", False, None, name, torch.float64)
+    plain = distance(gradients("eager", False, autocast, name), exact)
+    for engine in ("eager", "graphs"):
+        assert distance(gradients(engine, True, autocast, name), exact) <= TIMES * plain
+
+
+def test_nested_batches_and_outputs_are_captured() -> None:
+    """Observations, actions and returns in; policy and value out."""
+    from benchmarks.engine_check import distance
+
+    class Policy(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = torch.nn.Linear(8, 32)
+            self.policy, self.value = torch.nn.Linear(32, 4), torch.nn.Linear(32, 1)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            hidden = self.body(x).relu()
+            return self.policy(hidden), self.value(hidden).squeeze(1)
+
+    def loss(output: Any, targets: dict[str, torch.Tensor]) -> torch.Tensor:
+        logits, value = output
+        policy = torch.nn.functional.cross_entropy(logits, targets["actions"])
+        return policy + (value - targets["returns"]).square().mean()
+
+    def distill(output: Any, teacher: Any, targets: dict[str, torch.Tensor]) -> torch.Tensor:
+        return loss((output[0], output[1] - teacher[1]), targets)
+
+    weights = []
+    for engine in ("eager", "graphs"):
+        torch.manual_seed(0)
+        model = Policy()
+        aw.slimmable(model, example_input=torch.randn(2, 8))
+        model.cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        step = aw.SandwichStep(
+            model, optimizer, loss, WithTargets(distill), autocast=None, engine=engine
+        )
+        for seed in range(5):
+            generator = torch.Generator("cuda").manual_seed(seed)
+            targets = {
+                "actions": torch.randint(0, 4, (64,), device="cuda", generator=generator),
+                "returns": torch.randn(64, device="cuda", generator=generator),
+            }
+            step(torch.randn(64, 8, device="cuda", generator=generator), targets)
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]).double())
+    assert distance(weights[1], weights[0]) < 1e-6
+
+
+def test_warming_up_leaves_weights_and_statistics_as_they_were() -> None:
+    model = aw.models.mobilenet_v1(num_classes=10, total_stride=8)
+    aw.slimmable(model, example_input=torch.randn(2, 3, 32, 32), verified=False)
+    model.cuda()
+    step = aw.SandwichStep(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), torch.nn.functional.cross_entropy
+    )
+    x, y = torch.randn(32, 3, 32, 32, device="cuda"), torch.randint(0, 10, (32,), device="cuda")
+
+    def everything() -> list[torch.Tensor]:
+        entries = [t for e in tracked_statistics(model) for t in (e.running_mean, e.running_var)]
+        return [t.clone() for t in (*model.state_dict().values(), *entries)]
+
+    before = everything()
+    step.warm_up([1.0, 0.25, 0.5], x, y)
+    assert len(step.engine.captured) == 3
+    assert all(torch.equal(a, b) for a, b in zip(before, everything(), strict=True))
+    step(x, y)
+    assert not all(torch.equal(a, b) for a, b in zip(before, everything(), strict=True))
 
 
 def test_a_network_that_cannot_be_captured_warns_once_and_trains_on() -> None:

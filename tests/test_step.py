@@ -242,3 +242,52 @@ def test_bad_choices_are_named() -> None:
         aw.SandwichStep(tiny(), optimizer, F.cross_entropy)
     with pytest.raises(aw.AnywidthError, match="needs at least 2"):
         aw.SandwichStep(model, optimizer, F.cross_entropy, widths=1)
+
+
+# ---- precision -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("cost", "expected"), [(0.5, "bfloat16"), (0.95, "parameters")])
+def test_auto_takes_bfloat16_where_it_is_faster(
+    cost: float, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a processor that takes this long; what a real one takes is not for a test to say."""
+    now = 0.0
+
+    class Slow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
+            self.norm = nn.BatchNorm1d(16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            nonlocal now
+            now += cost if torch.is_autocast_enabled("cpu") else 1.0
+            hidden: Tensor = self.norm(self.first(x))
+            return self.second(hidden)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr("anywidth.precision.time.perf_counter", lambda: now)
+    monkeypatch.setattr("anywidth.precision._cpu_has_bfloat16", lambda: True)
+    torch.manual_seed(0)
+    model = Slow()
+    aw.slimmable(model, None, aw.WidthRange(0.25, 1.0, 4), example_input=torch.randn(2, 8))
+    step = aw.SandwichStep(model, sgd(model), F.cross_entropy)
+    assert step.precision == "auto"
+    result = step(torch.randn(32, 8), torch.randint(0, 4, (32,)))
+    assert step.precision == expected
+    assert (result.outputs[0].dtype == torch.bfloat16) == (expected == "bfloat16")
+    assert model.norm.num_batches_tracked == 1, "measuring left a trace"
+
+
+def test_auto_stays_with_the_parameters_where_passes_are_too_short_to_tell() -> None:
+    model = converted()
+    step = aw.SandwichStep(model, sgd(model), F.cross_entropy)
+    step(*images_and_labels(4))
+    assert step.precision == "parameters"
+
+
+def test_a_precision_that_was_chosen_is_not_chosen_again() -> None:
+    model = converted()
+    step = aw.SandwichStep(model, sgd(model), F.cross_entropy)
+    step.precision = "bfloat16"
+    assert step(*images_and_labels(8)).outputs[0].dtype == torch.bfloat16

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from anywidth.engine.eager import EagerEngine
 from anywidth.engine.passes import Objective, detached
 from anywidth.engine.trees import copy_into, leaves, map_tensors, signature
+from anywidth.kernels.gradient_sums import gradients_added_to
 from anywidth.layers import tracked_statistics
 from anywidth.width import ChannelConfig
 
@@ -63,6 +64,12 @@ class GraphEngine:
         self.teacher: Any = None
         self.sums: list[Tensor] = []
         self.can_capture = True
+
+    def run(self, objective: Objective) -> None:
+        """Trains for another objective from now on; graphs of the former are dropped."""
+        self.objective = objective
+        self.fallback.run(objective)
+        self.batch = None
 
     def gradients(
         self, configs: Sequence[ChannelConfig], inputs: Any, targets: Any
@@ -119,7 +126,7 @@ class GraphEngine:
             return False
         if self.batch is None or signature(self.batch) != signature(batch):
             self.forget()
-            self.batch = map_tensors(torch.empty_like, batch)
+            self.batch = map_tensors(_buffer_like, batch)
             self.sums = [torch.zeros_like(p) for p in self.parameters]
         copy_into(self.batch, batch)
         return True
@@ -163,7 +170,8 @@ class GraphEngine:
         assert self.batch is not None
         teacher = self.teacher if learns else None
         loss, output = self.objective.forward(self.model, config, *self.batch, teacher)
-        found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        with gradients_added_to(self.parameters, self.sums):
+            found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         pairs = [(t, g) for t, g in zip(self.sums, found, strict=True) if g is not None]
         torch._foreach_add_([t for t, _ in pairs], [g for _, g in pairs])
         return loss.detach(), detached(output)
@@ -176,6 +184,13 @@ class GraphEngine:
             "the eager engine, which is slower",
             stacklevel=2,
         )
+
+
+def _buffer_like(tensor: Tensor) -> Tensor:
+    """Images channels-last, whatever they come in."""
+    if tensor.dim() == 4:
+        return torch.empty_like(tensor, memory_format=torch.channels_last)
+    return torch.empty_like(tensor)
 
 
 @contextlib.contextmanager

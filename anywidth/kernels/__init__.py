@@ -76,6 +76,7 @@ def batch_norm_act(
     momentum: float,
     eps: float,
     activation: str,
+    num_batches_tracked: Tensor | None = None,
 ) -> Tensor:
     """Normalise ``x`` by the statistics of this batch, then activate it.
 
@@ -89,9 +90,10 @@ def batch_norm_act(
         momentum: weight of this batch in the running statistics.
         eps: added to the variance.
         activation: one of :data:`ACTIVATIONS`.
+        num_batches_tracked: counted up by one, if given.
     """
     output, _, _ = batch_norm_act_with_statistics(
-        x, weight, bias, running_mean, running_var, momentum, eps, activation
+        x, weight, bias, running_mean, running_var, momentum, eps, activation, num_batches_tracked
     )
     return output
 
@@ -105,6 +107,7 @@ def batch_norm_act_with_statistics(
     momentum: float,
     eps: float,
     activation: str,
+    num_batches_tracked: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`batch_norm_act`, with the batch's mean and (biased) variance for calibration.
 
@@ -113,5 +116,5 @@ def batch_norm_act_with_statistics(
     from anywidth.kernels import batch_norm
 
     return batch_norm.batch_norm_act_with_statistics(
-        x, weight, bias, running_mean, running_var, momentum, eps, activation
+        x, weight, bias, running_mean, running_var, momentum, eps, activation, num_batches_tracked
     )

@@ -28,9 +28,12 @@ class _BatchNormAct(torch.autograd.Function):
         momentum: float,
         eps: float,
         activation: str,
+        num_batches_tracked: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         with torch.cuda.device_of(x):
-            terms = batch_terms(x, weight, bias, running_mean, running_var, momentum, eps)
+            terms = batch_terms(
+                x, weight, bias, running_mean, running_var, num_batches_tracked, momentum, eps
+            )
             y = normalize_and_activate(x, terms, activation)
         ctx.save_for_backward(x, weight, bias, terms)
         ctx.activation = activation
@@ -46,7 +49,7 @@ class _BatchNormAct(torch.autograd.Function):
         ctx: Any, dy: Tensor | None, *unused: None
     ) -> tuple[Tensor | None, ...]:
         if dy is None:
-            return (None,) * 8
+            return (None,) * 9
         x, weight, bias, terms = ctx.saved_tensors
         dy = dy.contiguous(memory_format=torch.channels_last)
         weight_gradient, bias_gradient, corrections = parameter_gradients(
@@ -55,7 +58,7 @@ class _BatchNormAct(torch.autograd.Function):
         x_gradient = None
         if ctx.needs_input_grad[0]:
             x_gradient = input_gradient(x, dy, terms, corrections, ctx.activation)
-        return x_gradient, weight_gradient, bias_gradient, None, None, None, None, None
+        return x_gradient, weight_gradient, bias_gradient, *(None,) * 6
 
 
 def batch_norm_act_with_statistics(
@@ -67,6 +70,7 @@ def batch_norm_act_with_statistics(
     momentum: float,
     eps: float,
     activation: str,
+    num_batches_tracked: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See :func:`anywidth.kernels.batch_norm_act_with_statistics`."""
     obstacle = obstacle_to_batch_norm_act(x, weight, bias, running_mean, running_var, activation)
@@ -76,6 +80,6 @@ def batch_norm_act_with_statistics(
             "fall back to torch.nn.functional.batch_norm."
         )
     y, mean, variance = _BatchNormAct.apply(
-        x, weight, bias, running_mean, running_var, momentum, eps, activation
+        x, weight, bias, running_mean, running_var, momentum, eps, activation, num_batches_tracked
     )
     return y, mean, variance

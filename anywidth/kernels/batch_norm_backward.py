@@ -19,6 +19,7 @@ from anywidth.kernels.batch_norm_layout import (
     columns_of_block,
 )
 from anywidth.kernels.compilation import compile_once
+from anywidth.kernels.gradient_sums import gradient_sum
 from anywidth.kernels.tiling import ceil_divide
 
 _SUM_ROWS = 32
@@ -80,10 +81,14 @@ def parameter_gradient_kernel(
     pixels: int,
     channels: int,
     all_channels: int,
+    ADDED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """Gradients of weight and bias, zero beyond the active channels, and what dx subtracts."""
+    """Gradients of weight and bias, zero beyond the active channels, and what dx subtracts.
+
+    With ``ADDED`` they are added to what is there, of the active channels alone.
+    """
     channel = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = channel < channels
     sums = add_partial_rows(partial_ptr, channel, rows, channels, ROWS, COLUMNS)
@@ -101,6 +106,10 @@ def parameter_gradient_kernel(
         mask=inside,
     )
     stored = channel < all_channels
+    if ADDED:
+        stored = inside
+        weight_gradient += tl.load(weight_gradient_ptr + channel, mask=inside, other=0.0)
+        sums += tl.load(bias_gradient_ptr + channel, mask=inside, other=0.0)
     weight_gradient = weight_gradient.to(weight_gradient_ptr.dtype.element_ty)
     tl.store(weight_gradient_ptr + channel, weight_gradient, mask=stored)
     tl.store(bias_gradient_ptr + channel, sums.to(bias_gradient_ptr.dtype.element_ty), mask=stored)
@@ -147,8 +156,11 @@ def input_gradient_kernel(
 
 def parameter_gradients(
     x: Tensor, dy: Tensor, terms: Tensor, weight: Tensor, bias: Tensor, activation: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of weight and bias, and the corrections that :func:`input_gradient` needs."""
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """Gradients of weight and bias, and the corrections that :func:`input_gradient` needs.
+
+    Where sums are kept of both gradients they are added there, and none is returned.
+    """
     layout = Layout.of(x)
     parts = layout.parts(_SUM_ROWS, _SUM_PROGRAMS)
     partial = torch.empty(
@@ -171,10 +183,16 @@ def parameter_gradients(
         ALIGNED=layout.aligned,
         num_warps=4,
     )
-    weight_gradient = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
-    bias_gradient = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
+    weight_sum, bias_sum = gradient_sum(weight), gradient_sum(bias)
+    added = weight_sum is not None and bias_sum is not None
+    if weight_sum is not None and bias_sum is not None:
+        weight_gradient, bias_gradient = weight_sum, bias_sum
+    else:
+        weight_gradient = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+        bias_gradient = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
     corrections = torch.empty((2, layout.channels), dtype=torch.float32, device=x.device)
-    parameter_gradient_kernel[(ceil_divide(weight.shape[0], PARTIAL_COLUMNS),)](
+    columns = layout.channels if added else weight.shape[0]
+    parameter_gradient_kernel[(ceil_divide(columns, PARTIAL_COLUMNS),)](
         partial,
         terms,
         weight_gradient,
@@ -184,10 +202,13 @@ def parameter_gradients(
         layout.pixels,
         layout.channels,
         weight.shape[0],
+        ADDED=added,
         ROWS=PARTIAL_ROWS,
         COLUMNS=PARTIAL_COLUMNS,
         num_warps=4,
     )
+    if added:
+        return None, None, corrections
     return weight_gradient, bias_gradient, corrections
 
 

@@ -73,6 +73,7 @@ def statistics_kernel(
     bias_slice_ptr: tl.tensor,
     running_mean_slice_ptr: tl.tensor,
     running_var_slice_ptr: tl.tensor,
+    batches_slice_ptr: tl.tensor,
     terms_ptr: tl.tensor,
     rows: int,
     pixels: int,
@@ -80,6 +81,7 @@ def statistics_kernel(
     momentum: float,
     eps: float,
     TRACKED: tl.constexpr,
+    COUNTED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
@@ -111,6 +113,8 @@ def statistics_kernel(
         new_var = old_var + momentum * (unbiased - old_var)
         tl.store(running_mean_slice_ptr + channel, new_mean, mask=inside)
         tl.store(running_var_slice_ptr + channel, new_var, mask=inside)
+    if COUNTED and tl.program_id(0) == 0:
+        tl.store(batches_slice_ptr, tl.load(batches_slice_ptr) + 1)
 
 
 @compile_once
@@ -151,6 +155,7 @@ def batch_terms(
     bias: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
+    num_batches_tracked: Tensor | None,
     momentum: float,
     eps: float,
 ) -> Tensor:
@@ -182,6 +187,7 @@ def batch_terms(
         bias,
         terms if running_mean is None else running_mean,
         terms if running_var is None else running_var,
+        terms if num_batches_tracked is None else num_batches_tracked,
         terms,
         parts * layout.folds,
         layout.pixels,
@@ -189,6 +195,7 @@ def batch_terms(
         momentum,
         eps,
         TRACKED=running_mean is not None,
+        COUNTED=num_batches_tracked is not None,
         ROWS=PARTIAL_ROWS,
         COLUMNS=PARTIAL_COLUMNS,
         num_warps=4,

@@ -21,6 +21,7 @@ from anywidth.kernels.depthwise_tiles import (
     repeat,
     stride_between_pixels,
 )
+from anywidth.kernels.gradient_sums import gradient_sum
 from anywidth.kernels.tiling import (
     ceil_divide,
     choose_folds,
@@ -183,11 +184,15 @@ def add_partial_sums_kernel(
     rows: int,
     channels: int,
     all_channels: int,
+    ADDED: tl.constexpr,
     TAPS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """Add ``rows`` partial sums; channels beyond the active ones have no gradient."""
+    """Add ``rows`` partial sums; channels beyond the active ones have no gradient.
+
+    ``all_channels`` are covered. With ``ADDED`` the sums are added to what is there.
+    """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     tap = column // all_channels
     channel = column % all_channels
@@ -199,14 +204,20 @@ def add_partial_sums_kernel(
         sums += tl.load(
             partial_ptr + offset, mask=(row < rows)[:, None] & active[None, :], other=0.0
         )
-    total = tl.sum(sums, axis=0).to(gradient_ptr.dtype.element_ty)
-    tl.store(gradient_ptr + channel * TAPS + tap, total, mask=tap < TAPS)
+    total = tl.sum(sums, axis=0)
+    place = gradient_ptr + channel * TAPS + tap
+    if ADDED:
+        total += tl.load(place, mask=active, other=0.0)
+    tl.store(place, total.to(gradient_ptr.dtype.element_ty), mask=tap < TAPS)
 
 
 def depthwise_weight_gradient(
     x: Tensor, dy: Tensor, weight: Tensor, stride: int, padding: int
-) -> Tensor:
-    """The gradient of ``weight``, all of it: zero for the channels that were not used."""
+) -> Tensor | None:
+    """The gradient of ``weight``, all of it: zero for the channels that were not used.
+
+    Where a sum of gradients is kept it is added there, and none is returned.
+    """
     images, channels, height, width = x.shape
     out_height, out_width = dy.shape[2:]
     kernel = weight.shape[2]
@@ -254,16 +265,21 @@ def depthwise_weight_gradient(
         ALIGNED=channels % tile.vector == 0,
         num_warps=tile.warps,
     )
-    gradient = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
-    add_partial_sums_kernel[(ceil_divide(gradient.numel(), _SUM_COLUMNS),)](
+    total = gradient_sum(weight)
+    gradient = total
+    if gradient is None:
+        gradient = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    covered = weight.shape[0] if total is None else channels
+    add_partial_sums_kernel[(ceil_divide(covered * kernel * kernel, _SUM_COLUMNS),)](
         partial,
         gradient,
         parts * folds,
         channels,
-        weight.shape[0],
+        covered,
+        ADDED=total is not None,
         TAPS=kernel * kernel,
         ROWS=_SUM_ROWS,
         COLUMNS=_SUM_COLUMNS,
         num_warps=4,
     )
-    return gradient
+    return gradient if total is None else None

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from anywidth.kernels import ACTIVATIONS, batch_norm_act, batch_norm_act_with_statistics
+from anywidth.kernels.gradient_sums import gradients_added_to
 
 TOLERANCE = {torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 ALL_CHANNELS = 80
@@ -74,6 +75,37 @@ def test_activations(activation, dtype):
 
 def test_a_view_of_the_parameters_gets_its_gradient_through_the_slice():
     _check(*_inputs((4, 24, 5, 5), torch.float32), "relu6", view=True)
+
+
+@pytest.mark.parametrize("shape", [(4, 24, 5, 5), (5, 72, 3, 3)])
+def test_gradients_are_added_to_sums_of_the_active_channels(shape):
+    x, weight, bias = _inputs(shape, torch.float32)
+    gradient = torch.randn(shape)
+
+    def gradients():
+        y = batch_norm_act(x, weight, bias, None, None, MOMENTUM, EPS, "relu")
+        return torch.autograd.grad(y, (x, weight, bias), gradient, allow_unused=True)
+
+    expected = gradients()
+    before = [torch.randn(ALL_CHANNELS) for _ in range(2)]
+    sums = [tensor.clone() for tensor in before]
+    with gradients_added_to([weight, bias], sums):
+        to_x, to_weight, to_bias = gradients()
+    assert torch.equal(to_x, expected[0])
+    assert to_weight is None
+    assert to_bias is None
+    for found, start, added in zip(sums, before, expected[1:], strict=True):
+        assert torch.equal(found, start + added)
+    assert all(torch.equal(a, b) for a, b in zip(gradients(), expected, strict=True))
+
+
+def test_batches_are_counted_where_statistics_are_tracked():
+    x, weight, bias = _inputs((4, 24, 5, 5), torch.float32)
+    running = [torch.zeros(24), torch.ones(24)]
+    batches = torch.tensor(7)
+    for _ in range(2):
+        batch_norm_act(x, weight, bias, *running, MOMENTUM, EPS, "relu", batches)
+    assert batches.item() == 9
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

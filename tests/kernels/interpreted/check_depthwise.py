@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d
 
 from anywidth.kernels import depthwise_conv2d
+from anywidth.kernels.gradient_sums import gradients_added_to
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 INACTIVE_CHANNELS = 3
@@ -69,6 +70,26 @@ def _check(x: Tensor, weight: Tensor, stride: int, padding: int, view: bool = Fa
 def test_values_and_gradients(kernel, stride, padding, shape):
     x, weight = _inputs(kernel, shape, torch.float32)
     _check(x, weight, stride, padding)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_the_gradient_is_added_to_a_sum_of_the_active_channels(memory_format):
+    x, weight = _inputs(3, (2, 8, 7, 5), torch.float32)
+    weight = weight.detach().to(memory_format=memory_format).requires_grad_()
+    gradient = torch.randn(2, 8, 7, 5)
+
+    def gradients():
+        y = depthwise_conv2d(x, weight, 1, 1)
+        return torch.autograd.grad(y, (x, weight), gradient, allow_unused=True)
+
+    to_x, to_weight = gradients()
+    before = torch.randn(weight.shape).to(memory_format=memory_format)
+    total = before.clone()
+    with gradients_added_to([weight], [total]):
+        found = gradients()
+    assert torch.equal(found[0], to_x)
+    assert found[1] is None
+    assert torch.equal(total, before + to_weight)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,212 @@
+"""Can the data keep up with the training step? Images a second of each, in the same run.
+
+    python3 -m benchmarks.loader --workers 16 --out benchmarks/results
+
+At 32 px the data set lies on the device: the time to cut out, augment and normalise a batch is put
+beside the step's. For image folders, JPEG files of ImageNet's usual size (500 x 375 px) are made,
+and the loader alone, the step alone and both together are timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+import anywidth as aw
+from anywidth.data.arrays import ImageArrays
+from anywidth.data.augment import Augmentation
+from anywidth.data.folder import FolderLoader, scan_folder
+from anywidth.data.folder_images import FolderAugmentation
+from anywidth.data.loader import DeviceLoader
+from anywidth.model_spec import load_model
+
+WIDTHS = (1.0, 0.25, 0.475, 0.725)
+
+
+def make_step(pixels: int, device: torch.device, **options: Any) -> aw.SandwichStep:
+    torch.manual_seed(0)
+    model = load_model("mobilenet_v1", num_classes=1000, **options)
+    aw.slimmable(model, example_input=torch.randn(2, 3, pixels, pixels), verified=False)
+    model = model.to(device, memory_format=torch.channels_last).train()
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=0.01, momentum=0.9, nesterov=True, fused=device.type == "cuda"
+    )
+    sampling = aw.Sampling("fixed", widths=WIDTHS)
+    return aw.SandwichStep(model, optimizer, F.cross_entropy, widths=sampling)
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def batches_a_second(
+    batches: Iterable[tuple[Tensor, Tensor]],
+    use: Callable[[Tensor, Tensor], Any],
+    device: torch.device,
+    skip: int,
+    count: int,
+) -> float:
+    """How fast batches are made and used, after the first `skip` of them."""
+    started = 0.0
+    for number, (images, labels) in enumerate(batches):
+        if number == skip:
+            wait(device)
+            started = time.perf_counter()
+        use(images, labels)
+        if number == skip + count - 1:
+            break
+    else:
+        raise SystemExit(f"only {number + 1} batches: {skip + count} are needed")
+    wait(device)
+    return count / (time.perf_counter() - started)
+
+
+def on_the_device(device: torch.device, batch: int, count: int) -> list[dict[str, Any]]:
+    """32 px: the loader's share of a step."""
+    images = torch.randint(0, 256, (20 * batch, 3, 32, 32), dtype=torch.uint8)
+    arrays = ImageArrays(images, torch.randint(0, 10, (len(images),)), tuple("0123456789"))
+    loader = DeviceLoader(
+        arrays,
+        batch_size=batch,
+        mean=(0.5,) * 3,
+        std=(0.25,) * 3,
+        augmentation=Augmentation(cutout=8),
+        shuffle=True,
+        drop_last=True,
+        device=device,
+    )
+
+    def repeated() -> Iterable[tuple[Tensor, Tensor]]:
+        for epoch in range(10**6):
+            yield from loader.epoch(epoch)
+
+    fixed = [next(iter(loader.epoch(0)))] * (count + 8)
+    rows = []
+    for name, options in (("mobilenet_v1", {}), ("mobilenet_v1+cifar", {"total_stride": 8})):
+        step = make_step(32, device, **options)
+        rates: dict[str, list[float]] = {"loader": [], "step": [], "both": []}
+        for _ in range(3):
+            rates["loader"].append(
+                batches_a_second(repeated(), lambda x, y: None, device, 8, count)
+            )
+            rates["step"].append(batches_a_second(fixed, step, device, 8, count))
+            rates["both"].append(batches_a_second(repeated(), step, device, 8, count))
+        ms = {name: 1e3 / statistics.median(values) for name, values in rates.items()}
+        rows.append(
+            {
+                "input": f"{name}, 32 px on the device",
+                "batch": batch,
+                **{f"{key} ms": value for key, value in ms.items()},
+                "share of the step": ms["loader"] / ms["step"],
+                "training slows by": ms["both"] / ms["step"] - 1,
+            }
+        )
+    return rows
+
+
+def write_pictures(folder: Path, count: int) -> float:
+    """JPEG files as large as ImageNet's usual; returns their mean size in kB."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = []
+    for number in range(count):
+        coarse = torch.rand((1, 3, 47, 63), generator=generator)
+        fine = 0.12 * torch.rand((1, 3, 375, 500), generator=generator)
+        smooth = F.interpolate(coarse, (375, 500), mode="bicubic").clamp(0, 1)
+        pixels = (255 * (0.88 * smooth + fine)).clamp(0, 255).byte()[0].permute(1, 2, 0)
+        data = io.BytesIO()
+        Image.fromarray(pixels.numpy()).save(data, "JPEG", quality=90)
+        path = folder / f"class{number % 10}"
+        path.mkdir(exist_ok=True)
+        (path / f"{number}.jpg").write_bytes(data.getvalue())
+        sizes.append(len(data.getvalue()) / 1e3)
+    return statistics.mean(sizes)
+
+
+def from_a_folder(
+    device: torch.device, batch: int, count: int, workers: int, pictures: int
+) -> list[dict[str, Any]]:
+    """224 px: files decoded by worker processes."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        size = write_pictures(folder, pictures)
+        # Batches that were decoded ahead would count as made in no time.
+        ahead = 2 * workers + 4
+        epochs = -(-batch * (ahead + count) // pictures)
+        loader = FolderLoader(
+            scan_folder(folder),
+            positions=torch.arange(pictures).repeat(epochs),
+            batch_size=batch,
+            augmentation=FolderAugmentation(),
+            shuffle=True,
+            drop_last=True,
+            device=device,
+            workers=workers,
+        )
+        step = make_step(224, device)
+        fixed = [next(iter(loader.epoch(0)))] * (count + 8)
+        alone = batches_a_second(loader.epoch(1), lambda x, y: None, device, ahead, count)
+        consumed = batches_a_second(fixed, step, device, 8, count)
+        both = batches_a_second(loader.epoch(2), step, device, ahead, count)
+    return [
+        {
+            "input": f"mobilenet_v1, 224 px, JPEG of {size:.0f} kB, {workers} workers",
+            "batch": batch,
+            "loader images/s": batch * alone,
+            "step images/s": batch * consumed,
+            "both images/s": batch * both,
+            "bottleneck": "loader" if alone < consumed else "step",
+        }
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, help="folder for loader.json")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--pictures", type=int, default=2048, help="JPEG files made for the test")
+    parser.add_argument("--batches", type=int, default=40, help="batches timed")
+    parser.add_argument("--small-batch", type=int, default=512, help="batch size at 32 px")
+    parser.add_argument("--large-batch", type=int, default=256, help="batch size at 224 px")
+    arguments = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows = on_the_device(device, arguments.small_batch, arguments.batches)
+    rows += from_a_folder(
+        device, arguments.large_batch, arguments.batches, arguments.workers, arguments.pictures
+    )
+    for row in rows:
+        print("  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{v}" for k, v in row.items()))
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        )
+        record = {
+            "command": f"python3 -m benchmarks.loader --workers {arguments.workers}",
+            "commit": commit.stdout.strip(),
+            "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
+            "cores": os.cpu_count(),
+            "torch": torch.__version__,
+            "rows": rows,
+        }
+        (arguments.out / "loader.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
