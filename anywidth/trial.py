@@ -177,6 +177,8 @@ def example_inputs(model: nn.Module, plan: Plan, given: Any = None) -> tuple[Any
         dtype = getattr(torch, name)
         if dtype.is_floating_point:
             inputs.append(torch.randn(shape, generator=generator, dtype=dtype).to(device))
+        elif dtype is torch.uint8:  # pixels; other whole numbers may be indices
+            inputs.append(torch.randint(256, shape, generator=generator, dtype=dtype).to(device))
         else:
             inputs.append(torch.zeros(shape, dtype=dtype, device=device))
     return tuple(inputs)

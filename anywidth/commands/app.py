@@ -6,6 +6,7 @@ import typer
 
 from anywidth.commands.evaluate import calibrate, compare, report, spectrum
 from anywidth.commands.inspect import inspect
+from anywidth.commands.play import play
 from anywidth.commands.predict import predict
 from anywidth.commands.train import train
 from anywidth.commands.upscale import upscale
@@ -26,4 +27,5 @@ app.command()(compare)
 app.command()(report)
 app.command()(predict)
 app.command()(upscale)
+app.command()(play)
 app.command()(inspect)

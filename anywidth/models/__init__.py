@@ -1,7 +1,8 @@
 """The zoo: plain networks with no word about widths."""
 
+from anywidth.models.atari_cnn import atari_cnn, minatar_cnn, mlp_policy
 from anywidth.models.mobilenet_v1 import mobilenet_v1
 from anywidth.models.mobilenet_v2 import mobilenet_v2
 from anywidth.models.wdsr import wdsr
 
-__all__ = ["mobilenet_v1", "mobilenet_v2", "wdsr"]
+__all__ = ["atari_cnn", "minatar_cnn", "mlp_policy", "mobilenet_v1", "mobilenet_v2", "wdsr"]

@@ -1,0 +1,61 @@
+"""`anywidth play`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from anywidth.convert import at_width
+from anywidth.environments.recording import check_video_path, save_recording
+from anywidth.errors import AnywidthError
+from anywidth.run import Run
+from anywidth.tasks import reinforcement
+from anywidth.tasks.playing import MOST_RECORDED, record_game
+
+console = Console()
+
+
+def play(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run of rl.")],
+    width: Annotated[float, typer.Option(help="The width to play at.")] = 1.0,
+    out: Annotated[
+        Path, typer.Option("--out", "--video", help="What to write: .gif, or .mp4 with ffmpeg.")
+    ] = Path("game.gif"),
+    seed: Annotated[int, typer.Option(help="Of the game; another one is another game.")] = 0,
+    greedy: Annotated[
+        bool, typer.Option("--greedy/--sampled", help="Take the likeliest action, or draw one.")
+    ] = False,
+    most_steps: Annotated[
+        int, typer.Option(min=1, help="A longer game is cut after so many.")
+    ] = MOST_RECORDED,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+) -> None:
+    """Play a game with a trained policy at a width of your choice, and record it.
+
+    Example:
+
+      anywidth play runs/rl --width 0.4 --out game.gif
+    """
+    task = Run.open(run).config_data.get("task")
+    if task != "reinforcement":
+        raise AnywidthError(
+            f"{run} is a run of {task}, which plays nothing; train one with: anywidth train rl"
+        )
+    check_video_path(out)
+    trained = reinforcement.open_trained(run, device, with_data=False)
+    with at_width(trained.model, width), console.status(f"Playing at width {width}"):
+        game = record_game(
+            trained.model,
+            trained.config.environment,
+            seed,
+            greedy=greedy,
+            most_steps=most_steps,
+        )
+        save_recording(game, out)
+    console.print(
+        f"Score {game.score:g} in {len(game.frames)} steps at width {width}. Written: {out}",
+        highlight=False,
+    )
