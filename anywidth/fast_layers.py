@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _NormBase
 
 from anywidth import kernels
-from anywidth.kernels.gradient_sums import gradient_sum
+from anywidth.kernels.shared_buffers import cast_weight, gradient_sum
 from anywidth.layers import cut_name, drop_fast_paths, is_narrowed, is_switched_norm, scale_name
 
 _ACTIVATIONS: dict[type[nn.Module], str] = {
@@ -51,6 +51,16 @@ def use_kernels(model: nn.Module, enabled: bool = True) -> nn.Module:
         elif isinstance(module, nn.BatchNorm2d) and is_switched_norm(module):
             _give(module, _norm_forward)
     return model
+
+
+def weights_read_cast(model: nn.Module) -> list[nn.Parameter]:
+    """The weights that layers on their fast path read in the dtype of a pass."""
+    weights = {
+        id(module._parameters["weight"]): module._parameters["weight"]
+        for module in model.modules()
+        if getattr(type(module), "forward", None) is _pointwise_forward
+    }
+    return [weight for weight in weights.values() if isinstance(weight, nn.Parameter)]
 
 
 def _give(module: nn.Module, forward: Any) -> None:
@@ -144,7 +154,7 @@ class _Pointwise(torch.autograd.Function):
         if torch.is_autocast_enabled("cuda"):
             dtype = torch.get_autocast_dtype("cuda")
         rows = pixels.to(dtype).reshape(-1, read)
-        active = weight[:made, :read, 0, 0].to(dtype)
+        active = cast_weight(weight)[:made, :read, 0, 0].to(dtype)
         ctx.save_for_backward(rows, active, weight)
         ctx.pixels = pixels.shape, pixels.dtype
         return (rows @ active.t()).view(*pixels.shape[:-1], made)

@@ -13,8 +13,10 @@ import argparse
 import json
 import statistics
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ import anywidth as aw
 from anywidth.extraction import extract_quietly
 from anywidth.model_spec import load_model
 from anywidth.state import state_of
+from benchmarks.naive import make_naive, naive_step
 
 WIDTHS = (1.0, 0.25, 0.475, 0.725)
 # "+cifar" is the network with its first strides dropped, as it is trained on 32 px images.
@@ -40,13 +43,19 @@ SETTINGS = {
 }
 
 
-def build(name: str, pixels: int) -> nn.Module:
+def plain(name: str) -> nn.Module:
+    """The network as it comes."""
     name, _, variant = name.partition("+")
     torch.manual_seed(0)
     options: dict[str, Any] = {"num_classes": 1000}
     if variant == "cifar":
         options["total_stride"] = 8
-    model = load_model(name, **options)
+    return load_model(name, **options)
+
+
+def build(name: str, pixels: int) -> nn.Module:
+    """The network made slimmable."""
+    model = plain(name)
     aw.slimmable(model, example_input=torch.randn(2, 3, pixels, pixels), verified=False)
     return model
 
@@ -83,27 +92,35 @@ def static_step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[]
     return run
 
 
-def naive_step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], None]:
-    """The loop of the original: walk all modules for every width, read every loss back."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True)
+def compiled_step(
+    model: nn.Module, width: float, images: Tensor, labels: Tensor
+) -> Callable[[], None]:
+    torch._dynamo.reset()
+    small = extract_quietly(model, width).cuda().to(memory_format=torch.channels_last)
+    return static_step(torch.compile(small.train()), images, labels)
 
-    def run() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        soft = None
-        for width in WIDTHS:
-            model.apply(lambda module, width=width: setattr(module, "width_mult", width))  # type: ignore[misc]
-            aw.set_width(model, width)
-            output = model(images)
-            if soft is None:
-                loss = F.cross_entropy(output, labels)
-                soft = output.detach()
-            else:
-                loss = aw.soft_cross_entropy(output, soft)
-            loss.backward()
-            loss.item()
-        optimizer.step()
 
-    return run
+def compile_ahead(settings: Sequence[tuple[str, int]], processes: int) -> None:
+    """Compiles all static networks in parallel, for the cache on disk: it takes long one by one."""
+
+    def work(setting: tuple[str, int, float]) -> None:
+        text = "/".join(map(str, setting))
+        subprocess.run([sys.executable, "-m", "benchmarks.step", "--compile", text], check=True)
+
+    jobs = [(name, pixels, width) for name, pixels in settings for width in WIDTHS]
+    # Large ones first, so that the last to finish are short.
+    jobs.sort(key=lambda job: ("resnet" not in job[0], -job[1]))
+    with ThreadPoolExecutor(processes) as pool:
+        list(pool.map(work, jobs))
+
+
+def compile_one(text: str) -> None:
+    *name, pixels, width = text.split("/")
+    setting = ("/".join(name), int(pixels))
+    images = torch.randn(SETTINGS[setting], 3, setting[1], setting[1], device="cuda")
+    labels = torch.randint(0, 1000, (len(images),), device="cuda")
+    images = images.contiguous(memory_format=torch.channels_last)
+    compiled_step(build(*setting), float(width), images, labels)()
 
 
 def floor_bytes(model: nn.Module, batch: int, pixels: int) -> int:
@@ -149,18 +166,10 @@ def measure(name: str, pixels: int, batch: int, compiled: bool, bandwidth: float
         torch.cuda.empty_cache()
     row["static summed (b) ms"] = sum(parts)
     if compiled:
-        parts = []
-        for width in WIDTHS:
-            small = extract_quietly(model, width).cuda().to(memory_format=torch.channels_last)
-            fast = torch.compile(small.train())
-            parts.append(median_ms(static_step(fast, last, labels)))
-            torch._dynamo.reset()
+        parts = [median_ms(compiled_step(model, width, last, labels)) for width in WIDTHS]
         row["compiled summed (c) ms"] = sum(parts)
-
-    naive = build(name, pixels).cuda().train()
-    row["naive (a) ms"] = median_ms(naive_step(naive, images, labels), repeats=10, warmup=3)
-    del naive
-    torch.cuda.empty_cache()
+        torch._dynamo.reset()
+        torch.cuda.empty_cache()
 
     model = model.cuda().train()
     torch.cuda.reset_peak_memory_stats()
@@ -172,6 +181,10 @@ def measure(name: str, pixels: int, batch: int, compiled: bool, bandwidth: float
     row["ours MiB"] = torch.cuda.max_memory_allocated() / 2**20
     row["first sight ms"] = first_sight(step, last, labels) - row["ours ms"]
     row["floor ms"] = floor
+    model.cpu()
+    torch.cuda.empty_cache()
+    naive = make_naive(plain(name), (WIDTHS[0], WIDTHS[1])).cuda().train()
+    row["naive (a) ms"] = median_ms(naive_step(naive, WIDTHS, images, labels), 10, 3)
     return row
 
 
@@ -214,35 +227,51 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="folder for step.json and step.csv")
     parser.add_argument("--compiled", action="store_true", help="measure (c) too: slow")
-    parser.add_argument("--only", help="model:pixels, such as mobilenet_v1/224", default="")
+    parser.add_argument("--only", help="such as mobilenet_v1/224,mobilenet_v1/32", default="")
+    parser.add_argument("--processes", type=int, default=10, help="that compile ahead for (c)")
+    parser.add_argument("--compile", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.compile:
+        compile_one(arguments.compile)
+        return
+    chosen = arguments.only.split(",") if arguments.only else []
+    settings = [s for s in SETTINGS if not chosen or f"{s[0]}/{s[1]}" in chosen]
+    compilable = [s for s in settings if "+" not in s[0]]
+    if arguments.compiled:
+        started = time.perf_counter()
+        compile_ahead(compilable, arguments.processes)
+        print(f"compiled ahead in {time.perf_counter() - started:.0f} s", flush=True)
     bandwidth = copy_bandwidth()
-    rows = []
-    for (name, pixels), batch in SETTINGS.items():
-        if arguments.only and f"{name}/{pixels}" not in arguments.only.split(","):
-            continue
-        row = measure(name, pixels, batch, arguments.compiled, bandwidth)
-        rows.append(row)
-        print(json.dumps(row), flush=True)
+    rows: list[dict[str, Any]] = []
+    for name, pixels in settings:
+        compiled = arguments.compiled and (name, pixels) in compilable
+        rows.append(measure(name, pixels, SETTINGS[name, pixels], compiled, bandwidth))
+        print(json.dumps(rows[-1]), flush=True)
+        if arguments.out:
+            record(arguments.out, rows, bandwidth)
     print(
         f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, {bandwidth / 1e12:.2f} TB/s"
     )
     for row in rows:
         print(summary(row))
-    if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        record = {
-            "command": "python3 -m benchmarks.step",
-            "commit": subprocess.run(
-                ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-            ).stdout.strip(),
-            "device": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "widths": WIDTHS,
-            "bandwidth_bytes_per_second": bandwidth,
-            "rows": rows,
-        }
-        (arguments.out / "step.json").write_text(json.dumps(record, indent=1))
+
+
+def record(folder: Path, rows: list[dict[str, Any]], bandwidth: float) -> None:
+    """Writes step.json; after every row, so that a run cut short loses nothing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    facts = {
+        "command": f"python3 -m benchmarks.step {' '.join(sys.argv[1:])}",
+        "commit": commit,
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "widths": WIDTHS,
+        "bandwidth_bytes_per_second": bandwidth,
+        "rows": rows,
+    }
+    (folder / "step.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from anywidth.engine.eager import EagerEngine
 from anywidth.engine.passes import Objective, detached
 from anywidth.engine.trees import copy_into, leaves, map_tensors, signature
-from anywidth.kernels.gradient_sums import gradients_added_to
+from anywidth.fast_layers import weights_read_cast
+from anywidth.kernels.shared_buffers import gradients_added_to, weights_cast_to
 from anywidth.layers import tracked_statistics
 from anywidth.width import ChannelConfig
 
@@ -63,6 +64,8 @@ class GraphEngine:
         self.batch: tuple[Any, Any] | None = None
         self.teacher: Any = None
         self.sums: list[Tensor] = []
+        self.read_cast: list[Tensor] = []
+        self.casts: list[Tensor] = []
         self.can_capture = True
 
     def run(self, objective: Objective) -> None:
@@ -128,7 +131,13 @@ class GraphEngine:
             self.forget()
             self.batch = map_tensors(_buffer_like, batch)
             self.sums = [torch.zeros_like(p) for p in self.parameters]
+            dtype = self.objective.autocast
+            self.read_cast = [] if dtype is None else list(weights_read_cast(self.model))
+            self.casts = [torch.empty_like(p, dtype=dtype) for p in self.read_cast]
         copy_into(self.batch, batch)
+        if self.casts:
+            with torch.no_grad():
+                torch._foreach_copy_(self.casts, self.read_cast)
         return True
 
     def forget(self) -> None:
@@ -169,11 +178,18 @@ class GraphEngine:
         config, learns = key
         assert self.batch is not None
         teacher = self.teacher if learns else None
-        loss, output = self.objective.forward(self.model, config, *self.batch, teacher)
+        with weights_cast_to(self.read_cast, self.casts):
+            loss, output = self.objective.forward(self.model, config, *self.batch, teacher)
         with gradients_added_to(self.parameters, self.sums):
             found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         pairs = [(t, g) for t, g in zip(self.sums, found, strict=True) if g is not None]
-        torch._foreach_add_([t for t, _ in pairs], [g for _, g in pairs])
+        # One that lies in memory another way would send all of them down a slow path.
+        alike = [(total, g) for total, g in pairs if total.stride() == g.stride()]
+        if alike:
+            torch._foreach_add_([total for total, _ in alike], [g for _, g in alike])
+        for total, gradient in pairs:
+            if total.stride() != gradient.stride():
+                total.add_(gradient)
         return loss.detach(), detached(output)
 
     def _give_up(self, reason: str) -> None:

@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 from anywidth.errors import AnywidthError
 from anywidth.kernels.batch_norm_backward import input_gradient, parameter_gradients
 from anywidth.kernels.batch_norm_forward import batch_terms, normalize_and_activate
+from anywidth.kernels.batch_norm_small import is_small, small_backward, small_forward
 from anywidth.kernels.eligibility import obstacle_to_batch_norm_act
 
 
@@ -31,10 +32,12 @@ class _BatchNormAct(torch.autograd.Function):
         num_batches_tracked: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         with torch.cuda.device_of(x):
-            terms = batch_terms(
-                x, weight, bias, running_mean, running_var, num_batches_tracked, momentum, eps
-            )
-            y = normalize_and_activate(x, terms, activation)
+            running = (running_mean, running_var, num_batches_tracked)
+            if is_small(x):
+                y, terms = small_forward(x, weight, bias, *running, momentum, eps, activation)
+            else:
+                terms = batch_terms(x, weight, bias, *running, momentum, eps)
+                y = normalize_and_activate(x, terms, activation)
         ctx.save_for_backward(x, weight, bias, terms)
         ctx.activation = activation
         ctx.set_materialize_grads(False)
@@ -52,12 +55,17 @@ class _BatchNormAct(torch.autograd.Function):
             return (None,) * 9
         x, weight, bias, terms = ctx.saved_tensors
         dy = dy.contiguous(memory_format=torch.channels_last)
-        weight_gradient, bias_gradient, corrections = parameter_gradients(
-            x, dy, terms, weight, bias, ctx.activation
-        )
-        x_gradient = None
-        if ctx.needs_input_grad[0]:
-            x_gradient = input_gradient(x, dy, terms, corrections, ctx.activation)
+        x_gradient: Tensor | None = None
+        if is_small(x):
+            x_gradient, weight_gradient, bias_gradient = small_backward(
+                x, dy, terms, weight, bias, ctx.activation
+            )
+        else:
+            weight_gradient, bias_gradient, corrections = parameter_gradients(
+                x, dy, terms, weight, bias, ctx.activation
+            )
+            if ctx.needs_input_grad[0]:
+                x_gradient = input_gradient(x, dy, terms, corrections, ctx.activation)
         return x_gradient, weight_gradient, bias_gradient, *(None,) * 6
 
 

@@ -5,7 +5,10 @@ Three launches: partial sums over the pixels (reads x and dy), the gradients of 
 activation's mask are computed again rather than stored.
 """
 
+# mypy: allow-untyped-defs, disable-error-code="assignment"
+
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -19,7 +22,7 @@ from anywidth.kernels.batch_norm_layout import (
     columns_of_block,
 )
 from anywidth.kernels.compilation import compile_once
-from anywidth.kernels.gradient_sums import gradient_sum
+from anywidth.kernels.shared_buffers import gradient_sum
 from anywidth.kernels.tiling import ceil_divide
 
 _SUM_ROWS = 32
@@ -70,6 +73,41 @@ def gradient_sum_kernel(
     tl.store(partial_ptr + parts * length + offset, tl.sum(products, axis=0), mask=column < length)
 
 
+@triton.jit
+def store_gradients(
+    sums,
+    products,
+    channel,
+    terms_ptr,
+    weight_gradient_ptr,
+    bias_gradient_ptr,
+    corrections_ptr,
+    pixels,
+    channels,
+    all_channels,
+    ADDED: tl.constexpr,
+):
+    """The gradients of weight and bias; returns the average and slope that dx subtracts."""
+    inside = channel < channels
+    inverse_deviation = tl.load(terms_ptr + 2 * channels + channel, mask=inside, other=0.0)
+    scale = tl.load(terms_ptr + 3 * channels + channel, mask=inside, other=0.0)
+    weight_gradient = products * inverse_deviation
+    count = pixels * 1.0
+    average = scale * (sums / count)
+    slope = scale * inverse_deviation * (weight_gradient / count)
+    tl.store(corrections_ptr + channel, average, mask=inside)
+    tl.store(corrections_ptr + channels + channel, slope, mask=inside)
+    stored = channel < all_channels
+    if ADDED:
+        stored = inside
+        weight_gradient += tl.load(weight_gradient_ptr + channel, mask=inside, other=0.0)
+        sums += tl.load(bias_gradient_ptr + channel, mask=inside, other=0.0)
+    weight_gradient = weight_gradient.to(weight_gradient_ptr.dtype.element_ty)
+    tl.store(weight_gradient_ptr + channel, weight_gradient, mask=stored)
+    tl.store(bias_gradient_ptr + channel, sums.to(bias_gradient_ptr.dtype.element_ty), mask=stored)
+    return average, slope
+
+
 @compile_once
 def parameter_gradient_kernel(
     partial_ptr: tl.tensor,
@@ -90,29 +128,23 @@ def parameter_gradient_kernel(
     With ``ADDED`` they are added to what is there, of the active channels alone.
     """
     channel = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = channel < channels
     sums = add_partial_rows(partial_ptr, channel, rows, channels, ROWS, COLUMNS)
     products = add_partial_rows(
         partial_ptr + rows * channels, channel, rows, channels, ROWS, COLUMNS
     )
-    inverse_deviation = tl.load(terms_ptr + 2 * channels + channel, mask=inside, other=0.0)
-    scale = tl.load(terms_ptr + 3 * channels + channel, mask=inside, other=0.0)
-    weight_gradient = products * inverse_deviation
-    count = pixels * 1.0
-    tl.store(corrections_ptr + channel, scale * (sums / count), mask=inside)
-    tl.store(
-        corrections_ptr + channels + channel,
-        scale * inverse_deviation * (weight_gradient / count),
-        mask=inside,
+    store_gradients(
+        sums,
+        products,
+        channel,
+        terms_ptr,
+        weight_gradient_ptr,
+        bias_gradient_ptr,
+        corrections_ptr,
+        pixels,
+        channels,
+        all_channels,
+        ADDED,
     )
-    stored = channel < all_channels
-    if ADDED:
-        stored = inside
-        weight_gradient += tl.load(weight_gradient_ptr + channel, mask=inside, other=0.0)
-        sums += tl.load(bias_gradient_ptr + channel, mask=inside, other=0.0)
-    weight_gradient = weight_gradient.to(weight_gradient_ptr.dtype.element_ty)
-    tl.store(weight_gradient_ptr + channel, weight_gradient, mask=stored)
-    tl.store(bias_gradient_ptr + channel, sums.to(bias_gradient_ptr.dtype.element_ty), mask=stored)
 
 
 @compile_once
@@ -154,6 +186,15 @@ def input_gradient_kernel(
         tl.store(dx_ptr + offset, dx.to(dx_ptr.dtype.element_ty), mask=inside)
 
 
+def gradient_buffers(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, bool]:
+    """Where the gradients go, and whether they are added to what is there."""
+    weight_sum, bias_sum = gradient_sum(weight), gradient_sum(bias)
+    if weight_sum is not None and bias_sum is not None:
+        return weight_sum, bias_sum, True
+    weight_gradient = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    return weight_gradient, torch.empty(bias.shape, dtype=bias.dtype, device=bias.device), False
+
+
 def parameter_gradients(
     x: Tensor, dy: Tensor, terms: Tensor, weight: Tensor, bias: Tensor, activation: str
 ) -> tuple[Tensor | None, Tensor | None, Tensor]:
@@ -183,13 +224,7 @@ def parameter_gradients(
         ALIGNED=layout.aligned,
         num_warps=4,
     )
-    weight_sum, bias_sum = gradient_sum(weight), gradient_sum(bias)
-    added = weight_sum is not None and bias_sum is not None
-    if weight_sum is not None and bias_sum is not None:
-        weight_gradient, bias_gradient = weight_sum, bias_sum
-    else:
-        weight_gradient = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
-        bias_gradient = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
+    weight_gradient, bias_gradient, added = gradient_buffers(weight, bias)
     corrections = torch.empty((2, layout.channels), dtype=torch.float32, device=x.device)
     columns = layout.channels if added else weight.shape[0]
     parameter_gradient_kernel[(ceil_divide(columns, PARTIAL_COLUMNS),)](

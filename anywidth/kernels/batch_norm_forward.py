@@ -4,7 +4,10 @@ Three launches: partial sums over the pixels (reads x), the statistics of each c
 normalise and activate (reads x, writes y).
 """
 
+# mypy: allow-untyped-defs
+
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -65,6 +68,57 @@ def sum_kernel(
     tl.store(partial_ptr + parts * length + offset, tl.sum(squares, axis=0), mask=column < length)
 
 
+@triton.jit
+def store_terms(
+    sums,
+    squares,
+    origin,
+    channel,
+    weight_slice_ptr,
+    bias_slice_ptr,
+    running_mean_slice_ptr,
+    running_var_slice_ptr,
+    batches_slice_ptr,
+    terms_ptr,
+    pixels,
+    channels,
+    momentum,
+    eps,
+    TRACKED: tl.constexpr,
+    COUNTED: tl.constexpr,
+):
+    """From sums of distances to ``origin``: the terms of each channel, and running statistics.
+
+    Returns what normalises a channel: its mean, scale and shift.
+    """
+    inside = channel < channels
+    count = pixels * 1.0
+    distance = sums / count
+    mean = origin + distance
+    spread = squares / count - distance * distance
+    variance = tl.where(spread < 0, 0.0, spread)
+    inverse_deviation = 1.0 / tl.sqrt_rn(variance + eps)
+    weight = tl.load(weight_slice_ptr + channel, mask=inside, other=0.0).to(tl.float32)
+    bias = tl.load(bias_slice_ptr + channel, mask=inside, other=0.0).to(tl.float32)
+    scale = weight * inverse_deviation
+    tl.store(terms_ptr + channel, mean, mask=inside)
+    tl.store(terms_ptr + channels + channel, variance, mask=inside)
+    tl.store(terms_ptr + 2 * channels + channel, inverse_deviation, mask=inside)
+    tl.store(terms_ptr + 3 * channels + channel, scale, mask=inside)
+    tl.store(terms_ptr + 4 * channels + channel, bias, mask=inside)
+    if TRACKED:
+        unbiased = variance * (count / (count - 1))
+        old_mean = tl.load(running_mean_slice_ptr + channel, mask=inside, other=0.0)
+        old_var = tl.load(running_var_slice_ptr + channel, mask=inside, other=0.0)
+        new_mean = old_mean + momentum * (mean - old_mean)
+        new_var = old_var + momentum * (unbiased - old_var)
+        tl.store(running_mean_slice_ptr + channel, new_mean, mask=inside)
+        tl.store(running_var_slice_ptr + channel, new_var, mask=inside)
+    if COUNTED and tl.program_id(0) == 0:
+        tl.store(batches_slice_ptr, tl.load(batches_slice_ptr) + 1)
+    return mean, scale, bias
+
+
 @compile_once
 def statistics_kernel(
     partial_ptr: tl.tensor,
@@ -92,29 +146,25 @@ def statistics_kernel(
     squares = add_partial_rows(
         partial_ptr + rows * channels, channel, rows, channels, ROWS, COLUMNS
     )
-    count = pixels * 1.0
-    distance = sums / count
-    mean = tl.load(x_ptr + channel, mask=inside, other=0.0).to(tl.float32) + distance
-    spread = squares / count - distance * distance
-    variance = tl.where(spread < 0, 0.0, spread)
-    inverse_deviation = 1.0 / tl.sqrt_rn(variance + eps)
-    weight = tl.load(weight_slice_ptr + channel, mask=inside, other=0.0).to(tl.float32)
-    bias = tl.load(bias_slice_ptr + channel, mask=inside, other=0.0).to(tl.float32)
-    tl.store(terms_ptr + channel, mean, mask=inside)
-    tl.store(terms_ptr + channels + channel, variance, mask=inside)
-    tl.store(terms_ptr + 2 * channels + channel, inverse_deviation, mask=inside)
-    tl.store(terms_ptr + 3 * channels + channel, weight * inverse_deviation, mask=inside)
-    tl.store(terms_ptr + 4 * channels + channel, bias, mask=inside)
-    if TRACKED:
-        unbiased = variance * (count / (count - 1))
-        old_mean = tl.load(running_mean_slice_ptr + channel, mask=inside, other=0.0)
-        old_var = tl.load(running_var_slice_ptr + channel, mask=inside, other=0.0)
-        new_mean = old_mean + momentum * (mean - old_mean)
-        new_var = old_var + momentum * (unbiased - old_var)
-        tl.store(running_mean_slice_ptr + channel, new_mean, mask=inside)
-        tl.store(running_var_slice_ptr + channel, new_var, mask=inside)
-    if COUNTED and tl.program_id(0) == 0:
-        tl.store(batches_slice_ptr, tl.load(batches_slice_ptr) + 1)
+    origin = tl.load(x_ptr + channel, mask=inside, other=0.0).to(tl.float32)
+    store_terms(
+        sums,
+        squares,
+        origin,
+        channel,
+        weight_slice_ptr,
+        bias_slice_ptr,
+        running_mean_slice_ptr,
+        running_var_slice_ptr,
+        batches_slice_ptr,
+        terms_ptr,
+        pixels,
+        channels,
+        momentum,
+        eps,
+        TRACKED,
+        COUNTED,
+    )
 
 
 @compile_once

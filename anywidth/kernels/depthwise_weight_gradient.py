@@ -21,7 +21,7 @@ from anywidth.kernels.depthwise_tiles import (
     repeat,
     stride_between_pixels,
 )
-from anywidth.kernels.gradient_sums import gradient_sum
+from anywidth.kernels.shared_buffers import gradient_sum
 from anywidth.kernels.tiling import (
     ceil_divide,
     choose_folds,

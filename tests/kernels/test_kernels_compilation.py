@@ -16,6 +16,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from anywidth.kernels import (
     batch_norm_backward,
     batch_norm_forward,
+    batch_norm_small,
     depthwise_forward,
     depthwise_input_gradient,
     depthwise_weight_gradient,
@@ -25,6 +26,7 @@ TARGET = GPUTarget("cuda", 90, 32)
 MODULES = (
     batch_norm_backward,
     batch_norm_forward,
+    batch_norm_small,
     depthwise_forward,
     depthwise_input_gradient,
     depthwise_weight_gradient,
@@ -69,6 +71,9 @@ def _launch_everything(channels: int, kernel: int, stride: int) -> None:
     z = batch_norm_forward.normalize_and_activate(x, terms, "relu")
     _, _, corrections = batch_norm_backward.parameter_gradients(x, z, terms, weight, bias, "relu")
     batch_norm_backward.input_gradient(x, z, terms, corrections, "relu")
+    running = (mean, variance, batches)
+    y, terms = batch_norm_small.small_forward(x, weight, bias, *running, 0.1, 1e-5, "relu")
+    batch_norm_small.small_backward(x, y, terms, weight, bias, "relu")
 
 
 def _cache_keys(launches) -> set[str]:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d
 
 from anywidth.kernels import depthwise_conv2d
-from anywidth.kernels.gradient_sums import gradients_added_to
+from anywidth.kernels.shared_buffers import gradients_added_to
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 INACTIVE_CHANNELS = 3
