@@ -1,13 +1,14 @@
-"""Train WDSR in four ways with the same number of steps, and compare PSNR over width.
+"""Train WDSR in five ways with the same number of steps, and compare PSNR over width.
 
     python -m benchmarks.super_resolution --train DIR --eval DIR --out DIR --parallel
 
-from the repository's root. `--eval` holds a folder for each set (Set5, Set14, BSD100). The four are
-I-Nets at half and at full width, and US-Nets with and without inplace distillation. Every one is a
-run under `--out` that goes on where it was left: `--minutes 8` stops it cleanly after so long, and
-the same command again continues. `--parallel` trains them at once, a process each, as one network
-of this size does not fill a large GPU. The table printed last is also in super_resolution.md, .csv,
-.json and .png under `--out`.
+from the repository's root. `--eval` holds a folder for each set (Set5, Set14, BSD100). The five are
+I-Nets at half and at full width, and US-Nets without inplace distillation, with nothing else for
+the narrower widths, and mixed with `--truth` of the true patches. Every one is a run under `--out`
+that goes on where it was left: `--minutes 8` stops it cleanly after so long, and the same command
+again continues. `--parallel` trains them at once, a process each, as one network of this size does
+not fill a large GPU. The table printed last is also in super_resolution.md, .csv, .json and .png
+under `--out`.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "i-0.5": {"method": "i", "width": 0.5},
     "i-1.0": {"method": "i", "width": 1.0},
     "us": {"method": "us", "distill": "l1"},
+    "us-distillation-alone": {"method": "us", "distill": "l1", "truth": 0.0},
     "us-no-distillation": {"method": "us", "distill": "none"},
 }
 PIECES = "pieces.json"
@@ -72,6 +74,7 @@ class Row:
 
 def config_of(name: str, options: argparse.Namespace) -> SuperResolutionConfig:
     epochs = max(1, options.steps // 1000)
+    choices = {"truth": options.truth, **NETWORKS[name]}
     return SuperResolutionConfig(
         channels=options.channels,
         blocks=options.blocks,
@@ -89,8 +92,7 @@ def config_of(name: str, options: argparse.Namespace) -> SuperResolutionConfig:
         seed=options.seed,
         log_every=50,
         checkpoint_every=1000,
-        truth=options.truth,
-        **NETWORKS[name],
+        **choices,
     )
 
 
@@ -211,21 +213,22 @@ def rows_of(spectra: dict[str, Spectrum], options: argparse.Namespace) -> list[R
 def findings(spectra: dict[str, Spectrum], metric: str = "psnr") -> list[str]:
     """How the networks compare, in dB of the mean over the sets."""
     lines = []
-    us, plain = spectra.get("us"), spectra.get("us-no-distillation")
-    for name, width in (("i-0.5", 0.5), ("i-1.0", 1.0)):
-        if us is not None and name in spectra:
-            difference = us.at(width).metrics[metric] - spectra[name].points[0].metrics[metric]
-            lines.append(f"US-Net less I-Net at width {width}: {difference:+.3f} dB")
-    if us is not None and plain is not None:
+    slimmable = {name: found for name, found in spectra.items() if name.startswith("us")}
+    for us, found in slimmable.items():
+        for name, width in (("i-0.5", 0.5), ("i-1.0", 1.0)):
+            if name in spectra:
+                difference = found.at(width).metrics[metric]
+                difference -= spectra[name].points[0].metrics[metric]
+                lines.append(f"{us} less I-Net at width {width}: {difference:+.3f} dB")
+    plain = slimmable.pop("us-no-distillation", None)
+    for us, found in slimmable.items() if plain is not None else ():
         gains = [
             point.metrics[metric] - plain.at(point.width).metrics[metric]
-            for point in us.points
+            for point in found.points
             if point.width is not None
         ]
         mean = sum(gains) / len(gains)
-        lines.append(
-            f"distillation less none: {mean:+.3f} dB, {min(gains):+.3f} at the worst width"
-        )
+        lines.append(f"{us} less none: {mean:+.3f} dB, {min(gains):+.3f} at the worst width")
     for name, spectrum in spectra.items():
         values = [p.metrics[metric] for p in sorted(spectrum.points, key=lambda p: p.macs)]
         falls = [a - b for a, b in itertools.pairwise(values) if b < a]
@@ -246,6 +249,7 @@ def facts_of(options: argparse.Namespace) -> dict[str, Any]:
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if on_gpu else f"{platform.machine()} CPU",
         "precision": options.precision,
+        "engine": "CUDA graphs" if on_gpu else "eager",
         "truth": options.truth,
         "seed": options.seed,
         "steps": config_of("us", options).epochs * config_of("us", options).steps_per_epoch,

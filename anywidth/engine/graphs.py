@@ -178,9 +178,9 @@ class GraphEngine:
         config, learns = key
         assert self.batch is not None
         teacher = self.teacher if learns else None
-        with weights_cast_to(self.read_cast, self.casts):
+        with weights_cast_to(self.read_cast, self.casts), _no_tuning():
             loss, output = self.objective.forward(self.model, config, *self.batch, teacher)
-        with gradients_added_to(self.parameters, self.sums):
+        with gradients_added_to(self.parameters, self.sums), _no_tuning():
             found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         pairs = [(t, g) for t, g in zip(self.sums, found, strict=True) if g is not None]
         # One that lies in memory another way would send all of them down a slow path.
@@ -200,6 +200,17 @@ class GraphEngine:
             "the eager engine, which is slower",
             stacklevel=2,
         )
+
+
+def _no_tuning() -> contextlib.AbstractContextManager[None]:
+    """cuDNN's benchmark mode would time every algorithm anew for each shape of each new width."""
+    settings = torch.backends.cudnn
+    return settings.flags(
+        enabled=settings.enabled,
+        benchmark=False,
+        deterministic=settings.deterministic,
+        allow_tf32=settings.allow_tf32,
+    )
 
 
 def _buffer_like(tensor: Tensor) -> Tensor:
