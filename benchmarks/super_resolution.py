@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,13 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "us": {"method": "us", "distill": "l1"},
     "us-distillation-alone": {"method": "us", "distill": "l1", "truth": 0.0},
     "us-no-distillation": {"method": "us", "distill": "none"},
+}
+LABELS = {
+    "i-0.5": "I-WDSR",
+    "i-1.0": "I-WDSR",
+    "us": "US-WDSR",
+    "us-distillation-alone": "US-WDSR, distillation alone",
+    "us-no-distillation": "US-WDSR, no distillation",
 }
 PIECES = "pieces.json"
 
@@ -195,7 +202,8 @@ def collect(options: argparse.Namespace) -> dict[str, Spectrum]:
     found = {}
     for name in NETWORKS:
         if (options.out / name / "spectrum.json").exists():
-            found[name] = saved_spectrum(Run.open(options.out / name))
+            saved = saved_spectrum(Run.open(options.out / name))
+            found[name] = replace(saved, name=LABELS[name])
     return found
 
 
@@ -298,6 +306,24 @@ def to_csv(rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
+def draw(spectra: dict[str, Spectrum], bicubic: dict[str, float], steps: int, stem: Path) -> None:
+    """A figure of the mean over the sets and one of each, of the networks that learned.
+
+    One that did not get past bicubic would leave the others no room; the table has it.
+    """
+    learned = [s for s in spectra.values() if s.points[-1].metrics["psnr"] > bicubic["psnr"]]
+    if not learned:
+        return
+    title = f"x2 super-resolution, {steps} steps"
+    for suffix in (".png", ".svg"):
+        plot_spectra(learned, stem.with_suffix(suffix), "psnr", title)
+    for metric in bicubic:
+        kind, _, group = metric.partition("_")
+        if kind == "psnr" and group:
+            path = stem.with_name(f"{stem.name}_{group.lower()}.svg")
+            plot_spectra(learned, path, metric, f"{title}, {group}")
+
+
 def summarise(options: argparse.Namespace) -> None:
     spectra = collect(options)
     rows = rows_of(spectra, options)
@@ -309,13 +335,7 @@ def summarise(options: argparse.Namespace) -> None:
     write_json(
         stem.with_suffix(".json"), {**facts, "findings": lines, "rows": [vars(r) for r in rows]}
     )
-    if spectra:
-        title = f"x2 super-resolution, {facts['steps']} steps"
-        for suffix in (".png", ".svg"):
-            plot_spectra(list(spectra.values()), stem.with_suffix(suffix), "psnr", title)
-        for metric in rows[0].metrics:
-            if metric.startswith("psnr_"):
-                plot_spectra(list(spectra.values()), options.out / f"{metric}.svg", metric, title)
+    draw(spectra, rows[0].metrics, facts["steps"], stem)
     missing = [name for name in NETWORKS if name not in spectra]
     if missing:
         print(f"not done yet: {', '.join(missing)}; the same command goes on with them")
