@@ -8,6 +8,7 @@ from anywidth.commands.evaluate import calibrate, compare, report, spectrum
 from anywidth.commands.inspect import inspect
 from anywidth.commands.play import play
 from anywidth.commands.predict import predict
+from anywidth.commands.study import study
 from anywidth.commands.train import train
 from anywidth.commands.upscale import upscale
 
@@ -29,3 +30,4 @@ app.command()(predict)
 app.command()(upscale)
 app.command()(play)
 app.command()(inspect)
+app.command()(study)

@@ -256,6 +256,8 @@ def train_run(run: Run, config: ClassificationConfig) -> bool:
         sampling_of(config),
         truth=config.truth,
         autocast=_PRECISIONS[config.precision],
+        # Configurations that never come again are not worth capturing.
+        engine="eager" if config.nonuniform and config.lattice is None else "auto",
         kernels=config.kernels,
     )
     if config.lattice is not None and config.method == "us":

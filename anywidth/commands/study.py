@@ -1,0 +1,201 @@
+"""`anywidth study`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from anywidth.distributed import local_device
+from anywidth.errors import AnywidthError
+from anywidth.studies.definitions import MOBILENET_V1, MOBILENET_V2, STUDIES
+from anywidth.studies.gathered import GATHERED, GatheredStudy, gather
+from anywidth.studies.parts import Study
+from anywidth.studies.processes import available_cores, work_through
+from anywidth.studies.recipes import study_recipe
+from anywidth.studies.reporting import write_study
+from anywidth.studies.trainings import Job, jobs_of
+
+console = Console()
+
+
+def study(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME...", help="Studies (--list prints them), or all."),
+    ] = None,
+    data: Annotated[
+        str, typer.Option(help="bundled, cifar10, or folder (ImageNet's layout).")
+    ] = "bundled",
+    data_dir: Annotated[Path | None, typer.Option(help="Where the data lies.")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="Seeds of each training; if not given, 1, and 3 for main on a GPU set."),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Of every training.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of trainings and results; runs/study-DATA.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Stop cleanly after so long; repeat to go on.")
+    ] = None,
+    parallel: Annotated[
+        int | None,
+        typer.Option(help="Trainings at once; if not given, one a core, or one on a GPU."),
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Only trainings with this in their name.")
+    ] = None,
+    only_training: Annotated[
+        bool, typer.Option("--only-training", help="Train and measure; write no tables.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    fields: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Of the recipe; may be repeated."),
+    ] = None,
+    list_studies: Annotated[
+        bool, typer.Option("--list", help="Print what each study is and costs.")
+    ] = False,
+) -> None:
+    """Repeat a table or figure of the paper: train what it needs, then write it beside the paper's.
+
+    Trainings are shared between the studies of one --out, and finished ones are never repeated:
+    Ctrl-C, a kill or --minutes lose nothing, and the same command goes on.
+
+    Examples:
+
+      anywidth study --list
+
+      anywidth study main                                  bundled images, on a CPU
+
+      anywidth study all --data cifar10 --data-dir DIR --parallel 4 --minutes 25
+    """
+    if list_studies:
+        _print_studies()
+        return
+    if minutes is not None and minutes <= 0:
+        raise AnywidthError(f"--minutes {minutes}: expected more than 0")
+    deadline = None if minutes is None else time.time() + 60 * minutes
+    folder = out or Path("runs") / f"study-{data}"
+    wanted, gathered = _chosen(names or [])
+    if wanted:
+        counts = {one.name: _seed_count(one, seeds, data) for one in wanted}
+        recipes = {
+            network.name: study_recipe(
+                data, network, data_dir, epochs, device, _pairs(fields or [])
+            )
+            for network in (MOBILENET_V1, MOBILENET_V2)
+        }
+        jobs = jobs_of(wanted, counts, recipes, folder)
+        chosen = [job for job in jobs if only is None or only in job.name]
+        if not chosen:
+            names_of_jobs = ", ".join(job.name for job in jobs)
+            raise AnywidthError(f"--only {only!r} is in no training's name: {names_of_jobs}")
+        if not work_through(chosen, _process_count(parallel, device), deadline, _say):
+            left = sum(bool(job.missing()) for job in chosen)
+            _say(f"Stopped with {len(chosen) - left} of {len(chosen)} trainings done.")
+            _say(f"Go on with: {_command()}")
+            raise typer.Exit(130)
+        if only_training:
+            return
+        for one in wanted:
+            _write(one, jobs_of([one], counts, recipes, folder), counts[one.name], folder)
+    _gather_all(gathered, folder, is_asked_for=not wanted)
+
+
+def _write(one: Study, jobs: Sequence[Job], seeds: int, folder: Path) -> None:
+    missing = [job.name for job in jobs if job.missing()]
+    if missing:
+        _say(f"{one.name}: not written, {len(missing)} trainings are missing: {missing}")
+        return
+    page, found = write_study(one, jobs, seeds, folder, _command())
+    _say(f"\n{one.name}: {page}")
+    for finding in found:
+        _say(f"  {finding.verdict}: {finding.text}")
+
+
+def _gather_all(gathered: Sequence[GatheredStudy], folder: Path, is_asked_for: bool) -> None:
+    for one in gathered:
+        try:
+            page, found = gather(one, folder)
+        except AnywidthError as error:
+            if is_asked_for:
+                raise
+            _say(f"\n{one.name}: left out, {error}")
+            continue
+        _say(f"\n{one.name}: {page}")
+        for finding in found:
+            _say(f"  {finding.verdict}: {finding.text}")
+
+
+def _chosen(names: Sequence[str]) -> tuple[list[Study], list[GatheredStudy]]:
+    known: list[Study | GatheredStudy] = [*STUDIES, *GATHERED]
+    listed = f"{', '.join(one.name for one in known)}, or all"
+    if not names:
+        raise AnywidthError(f"which study? There are {listed}")
+    for name in names:
+        if name != "all" and name not in {one.name for one in known}:
+            raise AnywidthError(f"no study {name!r}; there are {listed}")
+    taken = [one for one in known if "all" in names or one.name in names]
+    return (
+        [one for one in taken if isinstance(one, Study)],
+        [one for one in taken if isinstance(one, GatheredStudy)],
+    )
+
+
+def _seed_count(one: Study, seeds: int | None, data: str) -> int:
+    if seeds is not None and seeds < 1:
+        raise AnywidthError(f"--seeds {seeds}: expected at least 1")
+    return seeds or (1 if data == "bundled" else one.seeds)
+
+
+def _process_count(parallel: int | None, device: str) -> int:
+    if parallel is not None and parallel < 1:
+        raise AnywidthError(f"--parallel {parallel}: expected at least 1")
+    on_gpu = local_device(device).type == "cuda"
+    return parallel or (1 if on_gpu else available_cores())
+
+
+def _pairs(fields: Sequence[str]) -> dict[str, str]:
+    pairs = {}
+    for text in fields:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise AnywidthError(f"--set {text!r}: expected FIELD=VALUE, such as batch_size=128")
+        pairs[name] = value
+    return pairs
+
+
+def _command() -> str:
+    return shlex.join(["anywidth", *sys.argv[1:]])
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_studies() -> None:
+    table = Table(pad_edge=False)
+    table.add_column("study", no_wrap=True)
+    for heading in ("in the paper", "what is compared", "trainings a seed", "minutes"):
+        table.add_column(heading)
+    before: dict[str, None] = {}
+    for one in STUDIES:
+        names = [training.name for training in one.trainings]
+        shared = sum(name in before for name in names)
+        before |= dict.fromkeys(names)
+        count = f"{len(names)}, {shared} of them above" if shared else str(len(names))
+        minutes = [f"{value:g} ({where})" for where, value in one.minutes.items()]
+        table.add_row(one.name, one.source, one.compares, count, "\n".join(minutes))
+    for gathered in GATHERED:
+        table.add_row(gathered.name, gathered.source, gathered.compares, "none", "")
+    console.print(table)
+    _say("The last two gather what benchmarks/ recorded. `all` runs everything.")

@@ -1,0 +1,1 @@
+"""Every table and figure of the paper, repeated by `anywidth study NAME`."""

@@ -1,0 +1,150 @@
+"""Errors of several settings set against each other, seed by seed, and put into words."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from anywidth.errors import AnywidthError
+from anywidth.spectra import Spectrum, format_width
+
+METRIC = "top1_error"
+
+# (network, label of the setting)
+Line = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a study measured, and what the paper printed for the same settings.
+
+    Args:
+        spectra: line → seed → spectrum.
+        paper: line → width → top-1 error; lines the paper has no numbers for are left out.
+    """
+
+    spectra: Mapping[Line, Mapping[int, Spectrum]]
+    paper: Mapping[Line, Mapping[float, float]]
+
+    def seeds(self, line: Line) -> Mapping[int, Spectrum]:
+        if line not in self.spectra:
+            raise AnywidthError(f"no results of {line}; there are {list(self.spectra)}")
+        return self.spectra[line]
+
+    def widths(self, line: Line) -> list[float]:
+        """The widths that every seed has."""
+        spectra = self.seeds(line).values()
+        found = [{p.width for p in one.points if p.width is not None} for one in spectra]
+        return sorted(set.intersection(*found))
+
+    def errors(self, line: Line, widths: Sequence[float]) -> list[float]:
+        """The mean error over some widths, one for each seed."""
+        return [
+            statistics.mean(one.at(width).metrics[METRIC] for width in widths)
+            for one in self.seeds(line).values()
+        ]
+
+    def paper_error(self, line: Line, widths: Sequence[float]) -> float | None:
+        """The paper's mean error over some widths, if it printed all of them."""
+        printed = self.paper.get(line, {})
+        if not widths or any(width not in printed for width in widths):
+            return None
+        return statistics.mean(printed[width] for width in widths)
+
+
+class Verdict(StrEnum):
+    HOLDS = "holds"
+    FAILS = "does not hold"
+    OPEN = "too close to call"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something the paper found, and whether it holds in our numbers."""
+
+    verdict: Verdict
+    text: str
+
+    def __str__(self) -> str:
+        return f"**{self.verdict[0].upper()}{self.verdict[1:]}.** {self.text}"
+
+
+def judge(values: Sequence[float], limit: float = 0.0) -> Verdict:
+    """Whether the mean of the seeds is at most `limit`.
+
+    It is too close to call where the seeds differ by more than the mean lies from the limit. One
+    seed alone knows no spread: its value decides.
+    """
+    mean = statistics.mean(values)
+    if len(values) > 1 and abs(mean - limit) < statistics.stdev(values):
+        return Verdict.OPEN
+    return Verdict.HOLDS if mean <= limit else Verdict.FAILS
+
+
+def compare(
+    claim: str,
+    results: Results,
+    network: str,
+    one: str,
+    other: str,
+    widths: Sequence[float],
+    limit: float = 0.0,
+    at_least: bool = False,
+) -> Finding:
+    """How the error of one setting lies to another's, in the mean over some widths.
+
+    Args:
+        claim: what the paper says, in words.
+        results: of the study.
+        network: whose lines they are.
+        one: the label of the first setting.
+        other: and of the second.
+        widths: the mean is over these.
+        limit: the claim holds if the first's error exceeds the second's by at most this.
+        at_least: the claim holds if it exceeds it by at least this instead.
+    """
+    first, second = (network, one), (network, other)
+    common = [s for s in results.seeds(first) if s in results.seeds(second)]
+    ours, theirs = (
+        dict(zip(results.seeds(line), results.errors(line, widths), strict=True))
+        for line in (first, second)
+    )
+    differences = [ours[seed] - theirs[seed] for seed in common]
+    sign = -1 if at_least else 1
+    verdict = judge([sign * value for value in differences], sign * limit)
+    printed = [results.paper_error(line, widths) for line in (first, second)]
+    paper = None
+    if printed[0] is not None and printed[1] is not None:
+        paper = printed[0] - printed[1]
+    text = f"{claim}: the error of {one} is {spell(differences)} that of {other}"
+    return Finding(verdict, f"{text}, {spell_widths(widths)} ({spell_spread(differences, paper)}).")
+
+
+def spell(values: Sequence[float]) -> str:
+    """A mean difference in words: `0.31 points below`."""
+    mean = statistics.mean(values)
+    if abs(mean) < 0.005:
+        return "equal to"
+    return f"{abs(mean):.2f} points {'below' if mean < 0 else 'above'}"
+
+
+def spell_spread(values: Sequence[float], paper: float | None) -> str:
+    """The spread over the seeds, and the paper's difference where it printed one."""
+    spread = "one seed"
+    if len(values) > 1:
+        spread = f"± {statistics.stdev(values):.2f} over {len(values)} seeds"
+    if paper is None:
+        return spread
+    theirs = spell([paper]).replace(" points", "").replace("equal to", "no difference")
+    return f"{spread}; paper: {theirs}"
+
+
+def spell_widths(widths: Sequence[float]) -> str:
+    names = [format_width(width) for width in widths]
+    if len(names) == 1:
+        return f"at width {names[0]}"
+    if len(names) <= 5:
+        return f"mean over widths {', '.join(names[:-1])} and {names[-1]}"
+    return f"mean over {len(names)} widths from {names[0]} to {names[-1]}"

@@ -1,0 +1,267 @@
+"""Figures 4 and 5: what the super-resolution and reinforcement benchmarks measured, gathered."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anywidth.errors import AnywidthError
+from anywidth.files import read_json, write_atomically
+from anywidth.plots import plot_spectra
+from anywidth.spectra import Spectrum, SpectrumPoint, format_count, format_metric, format_width
+from anywidth.studies.comparing import Finding, Verdict
+from anywidth.width import ChannelConfig
+
+RESULTS = Path("benchmarks/results")
+# Networks whose PSNR differs by no more are close, in dB.
+CLOSE = 0.05
+
+
+_COLUMNS = ("network", "seed", "width", "multiply_adds", "parameters")
+_NAMES = {
+    "us": "US-Net",
+    "us-distillation-alone": "US-Net with distillation alone",
+    "us-no-distillation": "US-Net without distillation",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One network at one width, as a benchmark recorded it."""
+
+    network: str
+    seed: int
+    width: float | None
+    multiply_adds: int | None
+    parameters: int | None
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class GatheredStudy:
+    """A figure of the paper whose networks a benchmark trains.
+
+    Args:
+        name: on the command line.
+        source: where in the paper it is.
+        compares: what is compared, in a line.
+        file: what the benchmark writes.
+        command: what to run where that is missing.
+        metric: the one that is drawn.
+        find: which of the paper's findings hold.
+    """
+
+    name: str
+    source: str
+    compares: str
+    file: str
+    command: str
+    metric: str
+    find: Callable[[Sequence[Row]], list[Finding]]
+
+    @property
+    def stem(self) -> str:
+        """Of the files it writes: not those of the benchmark, which may lie beside them."""
+        return f"{self.source.replace(' ', '-')}-{self.name}"
+
+
+def find_record(study: GatheredStudy, out: Path) -> Path:
+    """The benchmark's record under the studies' folder, or in the repository."""
+    stem = Path(study.file).stem
+    places = [folder / study.file for folder in (out / stem, RESULTS, RESULTS / stem)]
+    for place in places:
+        if place.is_file():
+            return place
+    raise AnywidthError(
+        f"the study {study.name} gathers what a benchmark recorded, and there is none in "
+        f"{', '.join(map(str, places))}; make it with: {study.command} --out {out / stem}"
+    )
+
+
+def gather(study: GatheredStudy, out: Path) -> tuple[Path, list[Finding]]:
+    """Writes a page, a CSV file and a figure from a benchmark's record; returns page, findings.
+
+    The figure is the benchmark's own where it drew one.
+    """
+    record = find_record(study, out)
+    data = read_json(record)
+    rows = rows_of(data, record)
+    found = study.find(rows)
+    out.mkdir(parents=True, exist_ok=True)
+    page = out / f"{study.stem}.md"
+    write_atomically(page, _markdown(study, data, rows, found, record).encode())
+    write_atomically(out / f"{study.stem}.csv", _csv(rows).encode())
+    for form in ("png", "svg"):
+        drawn, target = record.with_suffix(f".{form}"), out / f"{study.stem}.{form}"
+        if drawn.is_file():
+            write_atomically(target, drawn.read_bytes())
+        else:
+            plot_spectra(_spectra(rows), target, study.metric, study.name)
+    return page, found
+
+
+def rows_of(data: Mapping[str, Any], record: Path) -> list[Row]:
+    """The rows of a record; metrics may lie in a field of that name or beside the others."""
+    try:
+        return [_row(row) for row in data["rows"]]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise AnywidthError(
+            f"{record}: no rows of {', '.join(_COLUMNS)} and metrics "
+            f"({type(error).__name__}: {error}); make it anew with the benchmark"
+        ) from error
+
+
+def _row(row: Mapping[str, Any]) -> Row:
+    network = "I-Net" if row["network"].startswith("i-") else row["network"]
+    others = {name: value for name, value in row.items() if name not in (*_COLUMNS, "channels")}
+    return Row(
+        _NAMES.get(network, network),
+        row.get("seed", 0),
+        row["width"],
+        row["multiply_adds"],
+        row["parameters"],
+        dict(row.get("metrics", others)),
+    )
+
+
+# ---- what holds ----------------------------------------------------------------------------------
+
+
+def super_resolution_findings(rows: Sequence[Row]) -> list[Finding]:
+    """The paper: within 0.01 dB of individual networks, slightly worse without distillation."""
+    found = []
+    for width in (0.5, 1.0):
+        ours, alone = (_mean(rows, name, width, "psnr") for name in ("US-Net", "I-Net"))
+        if ours is not None and alone is not None:
+            text = (
+                f"One network for all widths is close to an individual one at width {width}: "
+                f"{_decibels(ours - alone)} (paper: 0.01 dB below)."
+            )
+            found.append(Finding(_verdict(ours - alone >= -CLOSE), text))
+    widths = {row.width for row in rows if row.network == "US-Net" and row.width is not None}
+    gains = [
+        ours - plain
+        for width in sorted(widths)
+        if (ours := _mean(rows, "US-Net", width, "psnr")) is not None
+        and (plain := _mean(rows, _NAMES["us-no-distillation"], width, "psnr")) is not None
+    ]
+    if gains:
+        mean = statistics.mean(gains)
+        text = (
+            f"Without inplace distillation it is slightly worse: with it, {_decibels(mean)} in "
+            f"the mean over {len(gains)} widths (paper: slightly above)."
+        )
+        found.append(Finding(_verdict(mean > 0), text))
+    return found
+
+
+def reinforcement_findings(rows: Sequence[Row]) -> list[Finding]:
+    """The paper: the US-Net outperforms four individually trained networks at every width."""
+    found = []
+    for width in (0.25, 0.5, 0.75, 1.0):
+        ours, alone = (_mean(rows, name, width, "score") for name in ("US-Net", "I-Net"))
+        if ours is not None and alone is not None:
+            text = (
+                "One network for all widths scores higher than an individual one at width "
+                f"{width}: {ours:.1f} against {alone:.1f} (paper: higher at all four widths)."
+            )
+            found.append(Finding(_verdict(ours > alone), text))
+    return found
+
+
+def _mean(rows: Sequence[Row], network: str, width: float, metric: str) -> float | None:
+    """Over the seeds."""
+    values = [
+        row.metrics[metric]
+        for row in rows
+        if row.network == network and row.width is not None and abs(row.width - width) < 1e-9
+    ]
+    return statistics.mean(values) if values else None
+
+
+def _verdict(holds: bool) -> Verdict:
+    return Verdict.HOLDS if holds else Verdict.FAILS
+
+
+def _decibels(difference: float) -> str:
+    return f"{abs(difference):.3f} dB {'above' if difference > 0 else 'below'}"
+
+
+GATHERED: tuple[GatheredStudy, ...] = (
+    GatheredStudy(
+        "super-resolution",
+        "figure 4",
+        "WDSR trained for all widths, with and without distillation, and individually",
+        "super_resolution.json",
+        "python -m benchmarks.super_resolution --train DIR --eval DIR",
+        "psnr",
+        super_resolution_findings,
+    ),
+    GatheredStudy(
+        "reinforcement",
+        "figure 5",
+        "PPO on Breakout, one network for all widths and four individual ones",
+        "reinforcement.json",
+        "python -m benchmarks.reinforcement",
+        "score",
+        reinforcement_findings,
+    ),
+)
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def _spectra(rows: Sequence[Row]) -> list[Spectrum]:
+    series: dict[str, list[SpectrumPoint]] = {}
+    for row in rows:
+        if row.width is not None and row.multiply_adds is not None:
+            costs = row.multiply_adds, row.parameters or 0
+            point = SpectrumPoint(row.width, ChannelConfig(()), *costs, row.metrics)
+            series.setdefault(row.network, []).append(point)
+    return [
+        Spectrum(name, tuple(points), "i" if name == "I-Net" else "us")
+        for name, points in series.items()
+    ]
+
+
+def _markdown(
+    study: GatheredStudy,
+    data: Mapping[str, Any],
+    rows: Sequence[Row],
+    found: Sequence[Finding],
+    record: Path,
+) -> str:
+    metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
+    names = ["network", "seed", "width", "multiply-adds"]
+    table = [names + [name.replace("_", " ") for name in metrics]]
+    table.append(["---", *["---:"] * (len(table[0]) - 1)])
+    for row in rows:
+        cost = "" if row.multiply_adds is None else format_count(row.multiply_adds)
+        width = "" if row.width is None else format_width(row.width)
+        values = [format_metric(row.metrics.get(name)) for name in metrics]
+        table.append([row.network, str(row.seed), width, cost, *values])
+    left_out = ("rows", "findings", "configuration")
+    facts = [(name, value) for name, value in data.items() if name not in left_out]
+    heading = f"{study.source.capitalize()} of the paper: {study.compares}."
+    lines = [f"# {study.name}", "", heading, ""]
+    lines += [f"- {name.replace('_', ' ')}: {value}" for name, value in facts]
+    lines += [f"- record: {record}", "", *("| " + " | ".join(cells) + " |" for cells in table)]
+    lines += ["", "## What holds", "", *(f"- {finding}" for finding in found)]
+    return "\n".join([*lines, "", f"![{study.name}]({study.stem}.png)", ""])
+
+
+def _csv(rows: Sequence[Row]) -> str:
+    metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*_COLUMNS, *metrics])
+    for row in rows:
+        values = [row.metrics.get(name) for name in metrics]
+        writer.writerow([*(getattr(row, name) for name in _COLUMNS), *values])
+    return text.getvalue()

@@ -1,0 +1,103 @@
+"""Evaluating a trained network at the widths, and with the statistics, that a study asks for."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+from anywidth.convert import plan_of
+from anywidth.groups import Plan
+from anywidth.layers import uncalibrated_allowed
+from anywidth.spectra import Spectrum, spectrum
+from anywidth.statistics import calibrate, load_statistics
+from anywidth.studies.parts import Measurement, Network
+from anywidth.tasks.classification import ClassificationConfig, TrainedClassifier
+from anywidth.training import load_weights
+from anywidth.width import ChannelConfig, Width
+
+STEP = 0.025
+# Global widths of the networks with one stage narrowed, and by how much (the paper's 0.6).
+STAGE_STEP = 0.05
+NARROWING = 0.6
+# Base channels of MobileNet v1's five stages of resolution.
+STAGE_CHANNELS = (64, 128, 256, 512, 1024)
+
+NO_STATISTICS: tuple[dict[str, Any], dict[str, str]] = ({}, {"widths": "[]"})
+
+
+def measure(
+    trained: TrainedClassifier, measurement: Measurement, network: Network
+) -> dict[str, Spectrum]:
+    """The spectra of one measurement, by part; the run on disk stays as it was trained."""
+    model, config = trained.model, trained.config
+    # An earlier measurement has left its statistics; the full width's are in the weights.
+    load_weights(model, trained.run.model_tensors())
+    load_statistics(model, *trained.run.load_part("statistics"))
+    parts = _widths(plan_of(model), config, measurement, network)
+    if measurement.statistics == "cut":
+        load_statistics(model, *NO_STATISTICS)
+    elif measurement.statistics != "trained":
+        everything = [width for widths in parts.values() for width in widths.values()]
+        loader = _calibration_images(trained, measurement)
+        calibrate(model, loader, everything, method=measurement.statistics)
+    allowed = uncalibrated_allowed(model) if measurement.statistics == "cut" else None
+    found = {}
+    with allowed or contextlib.nullcontext():
+        for part, widths in parts.items():
+            one = spectrum(model, trained.evaluate, list(widths.values()), name=trained.name)
+            named = zip(one.points, widths, strict=True)
+            points = tuple(replace(point, width=width) for point, width in named)
+            found[part] = replace(one, points=points)
+    return found
+
+
+def spectrum_widths(low: float, high: float, step: float = STEP) -> list[float]:
+    """Every 0.025 of a range, both ends included."""
+    return [round(low + i * step, 6) for i in range(round((high - low) / step) + 1)]
+
+
+def stage_groups(plan: Plan) -> list[list[str]]:
+    """The groups of each of MobileNet v1's stages, by their base channels."""
+    return [
+        [group.name for group in plan.elastic() if group.channels == channels]
+        for channels in STAGE_CHANNELS
+    ]
+
+
+def _widths(
+    plan: Plan, config: ClassificationConfig, measurement: Measurement, network: Network
+) -> dict[str, dict[float, Width]]:
+    """For each part, the width a table shows → the width to run at."""
+    if measurement.widths == "trained":
+        if config.method == "i":
+            return {"spectrum": {config.width: 1.0}}
+        return {"spectrum": {width: width for width in sorted(config.switches)}}
+    if measurement.widths == "table":
+        return {"spectrum": {width: width for width in network.widths}}
+    uniform: dict[float, Width] = {w: w for w in spectrum_widths(config.low, config.high)}
+    if measurement.widths == "spectrum":
+        return {"spectrum": uniform}
+    # No stage becomes narrower than the network was trained for.
+    lowest = STAGE_STEP * -(-config.low // (NARROWING * STAGE_STEP))
+    globally = spectrum_widths(round(lowest, 6), config.high, STAGE_STEP)
+    parts: dict[str, dict[float, Width]] = {"uniform": uniform}
+    for number, groups in enumerate(stage_groups(plan), start=1):
+        parts[f"stage {number}"] = {w: _narrowed(plan, groups, w) for w in globally}
+    return parts
+
+
+def _narrowed(plan: Plan, groups: list[str], width: float) -> ChannelConfig:
+    fractions = dict.fromkeys((group.name for group in plan.elastic()), width)
+    return plan.resolve(fractions | dict.fromkeys(groups, width * NARROWING))
+
+
+def _calibration_images(trained: TrainedClassifier, measurement: Measurement) -> Any:
+    assert trained.data is not None
+    loader = trained.data.calibration
+    samples = measurement.samples
+    if samples == "recipe":
+        samples = trained.config.calibration_samples or "all"
+    if samples == "all" or samples >= loader.samples:
+        return loader
+    return loader.subset(samples, seed=trained.config.seed)

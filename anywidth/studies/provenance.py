@@ -1,0 +1,45 @@
+"""Where a number comes from: the versions, the commit and the device that made it."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from pathlib import Path
+
+import torch
+
+import anywidth
+from anywidth._version import __version__
+
+
+def provenance(device: torch.device) -> dict[str, str]:
+    """Versions, commit and device of the present process."""
+    name = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    return {
+        "anywidth": __version__,
+        "commit": commit(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": name,
+    }
+
+
+def commit() -> str:
+    """The commit of the running code, marked if changed since; `unknown` outside a clone."""
+    root = Path(anywidth.__file__).parents[1]
+    if _git(root, "rev-parse", "--show-toplevel") != str(root.resolve()):
+        return "unknown"  # installed somewhere, perhaps inside another project's repository
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", "anywidth")
+    return _git(root, "rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return ""
+    return found.stdout.strip() if found.returncode == 0 else ""

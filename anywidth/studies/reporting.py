@@ -1,0 +1,69 @@
+"""Writing a finished study: its page, its numbers, its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from anywidth.files import write_atomically, write_json
+from anywidth.studies.comparing import Finding
+from anywidth.studies.figures import draw
+from anywidth.studies.parts import Study
+from anywidth.studies.tables import collect, to_csv, to_markdown
+from anywidth.studies.trainings import Job, read_pieces
+
+
+def write_study(
+    study: Study, jobs: Sequence[Job], seeds: int, out: Path, command: str
+) -> tuple[Path, list[Finding]]:
+    """Writes NAME.md, .csv, .json and figures; returns the page and the findings.
+
+    Args:
+        study: all of whose trainings are done and measured.
+        jobs: its trainings.
+        seeds: how many seeds of each.
+        out: the studies' folder.
+        command: what repeats it.
+    """
+    results = collect(study, seeds, out)
+    found = study.find(results)
+    facts = facts_of(jobs, seeds, command)
+    page = out / f"{study.name}.md"
+    write_atomically(page, to_markdown(study, results, facts, found).encode())
+    write_atomically(out / f"{study.name}.csv", to_csv(results).encode())
+    findings = [{"verdict": str(one.verdict), "text": one.text} for one in found]
+    write_json(out / f"{study.name}.json", {"study": study.name, **facts, "findings": findings})
+    for picture in study.figures():
+        draw(picture, results, out)
+    return page, found
+
+
+def facts_of(jobs: Sequence[Job], seeds: int, command: str) -> dict[str, str]:
+    """What made the numbers, from the records of the trainings themselves."""
+    config = jobs[0].config
+    pieces = [piece for job in jobs for piece in read_pieces(job.folder)]
+    minutes = sum(piece["seconds"] for piece in pieces) / 60
+    networks = dict.fromkeys(
+        f"{job.config.model}, total stride {job.config.total_stride or 32}" for job in jobs
+    )
+    return {
+        "command": f"`{command}`",
+        "data": config.data
+        + (f", {config.limit} training images" if config.limit is not None else ""),
+        "networks": "; ".join(networks),
+        "recipe": f"epochs {config.epochs}, batches of {config.batch_size}, learning rate "
+        f"{config.learning_rate}, weight decay {config.weight_decay}, the same for all",
+        "seeds": str(seeds),
+        "statistics": f"exact averages over {config.calibration_samples or 'all'} training images",
+        "trainings": f"{len(jobs)}, in {minutes:.1f} minutes of one process in all",
+        "commit": _distinct(pieces, "commit"),
+        "versions": ", ".join(
+            f"{name} {_distinct(pieces, name)}" for name in ("anywidth", "torch", "python")
+        ),
+        "device": _distinct(pieces, "device"),
+    }
+
+
+def _distinct(pieces: Sequence[dict[str, Any]], name: str) -> str:
+    return " and ".join(dict.fromkeys(str(piece[name]) for piece in pieces)) or "unknown"

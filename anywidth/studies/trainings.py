@@ -1,0 +1,225 @@
+"""The trainings of studies on disk: each done once, in pieces if need be, and then measured.
+
+    OUT/runs/NAME-seed-N/                    a run's folder, see `anywidth.run`
+    OUT/runs/NAME-seed-N/pieces.json         what it took, and what made it
+    OUT/runs/NAME-seed-N/measurements/       a file for each measurement
+
+A training whose measurements are all there needs nothing else: its weights may be gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anywidth.config import to_json
+from anywidth.distributed import local_device
+from anywidth.errors import AnywidthError
+from anywidth.files import read_json, remove, write_json
+from anywidth.run import Run
+from anywidth.spectra import Spectrum
+from anywidth.studies.measuring import measure
+from anywidth.studies.parts import Measurement, Study, Training
+from anywidth.studies.provenance import provenance
+from anywidth.tasks.classification import (
+    ClassificationConfig,
+    load_data,
+    open_trained,
+    train_run,
+)
+
+_VERSION = 1
+_PIECES = "pieces.json"
+# Fields that say where and how to train, not what: a run may go on elsewhere.
+_CIRCUMSTANCES = {"device", "data_dir", "workers"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One network and seed, to be trained and measured."""
+
+    training: Training
+    config: ClassificationConfig
+    folder: Path
+    measurements: tuple[Measurement, ...]
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def out(self) -> Path:
+        return self.folder.parents[1]
+
+    def missing(self) -> list[Measurement]:
+        """The measurements still to be made; an error where the folder holds another training."""
+        if not (self.folder / "config.json").exists():
+            return list(self.measurements)
+        _check_same(Run.open(self.folder), self.config)
+        return [m for m in self.measurements if not _file(self.folder, m).exists()]
+
+
+def jobs_of(
+    studies: Sequence[Study],
+    seeds: Mapping[str, int],
+    recipes: Mapping[str, ClassificationConfig],
+    out: Path,
+) -> list[Job]:
+    """What some studies need, nothing twice; the longest first, so that processes end together.
+
+    Args:
+        studies: the studies.
+        seeds: study → how many seeds.
+        recipes: network → what its trainings have in common.
+        out: the studies' folder.
+    """
+    wanted: dict[tuple[int, Training], dict[Measurement, None]] = {}
+    for study in studies:
+        for seed in range(seeds[study.name]):
+            for setting in study.settings:
+                for training in setting.trainings:
+                    wanted.setdefault((seed, training), {})[setting.measurement] = None
+    jobs = [
+        Job(
+            training,
+            training.config(recipes[training.network.name], seed),
+            run_folder(out, training, seed),
+            tuple(measurements),
+        )
+        for (seed, training), measurements in wanted.items()
+    ]
+    return sorted(jobs, key=lambda job: (job.config.method == "i", -job.config.width))
+
+
+def run_folder(out: Path, training: Training, seed: int) -> Path:
+    return out / "runs" / f"{training.name}-seed-{seed}"
+
+
+def work_on(job: Job) -> bool:
+    """Trains and measures what is missing; false if the training was interrupted."""
+    with _alone(job):
+        missing = job.missing()
+        if not missing:
+            return True
+        run = _open(job)
+        if not run.finished and not _train(run, job.config):
+            return False
+        free_memory()
+        _check_weights(run, missing)
+        device = local_device(job.config.device)
+        opened = open_trained(job.folder, job.config.device, with_data=False)
+        data = load_data(job.config, device)
+        trained = dataclasses.replace(opened, config=job.config, data=data)
+        (job.folder / "measurements").mkdir(exist_ok=True)
+        for measurement in missing:
+            found = measure(trained, measurement, job.training.network)
+            write_json(
+                _file(job.folder, measurement),
+                {
+                    "version": _VERSION,
+                    **provenance(device),
+                    "spectra": {part: one.to_json() for part, one in found.items()},
+                },
+            )
+        checkpoints = job.folder / "checkpoints"
+        if checkpoints.is_dir():
+            remove(checkpoints)  # twice the size of the finished network, which has all of it
+    return True
+
+
+def free_memory() -> None:
+    """Gives back what a training held, graphs and their memory on a GPU too."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def read_measurement(folder: Path, measurement: Measurement, part: str) -> Spectrum:
+    data = read_json(_file(folder, measurement))
+    if data.get("version") != _VERSION or part not in data.get("spectra", {}):
+        raise AnywidthError(
+            f"{_file(folder, measurement)} has no {part!r} of version {_VERSION}; remove the file "
+            "to measure again"
+        )
+    return Spectrum.from_json(data["spectra"][part])
+
+
+def read_pieces(folder: Path) -> list[dict[str, Any]]:
+    """What each piece of a training took (steps, seconds), and the versions and device."""
+    path = folder / _PIECES
+    return list(read_json(path)["pieces"]) if path.exists() else []
+
+
+def _file(folder: Path, measurement: Measurement) -> Path:
+    return folder / "measurements" / f"{measurement.name}.json"
+
+
+def _open(job: Job) -> Run:
+    if not (job.folder / "config.json").exists():
+        return Run.create(job.folder, job.config)
+    run = Run.open(job.folder, writing=True)
+    _check_same(run, job.config)
+    return run
+
+
+def _check_same(run: Run, config: ClassificationConfig) -> None:
+    wanted = to_json(config)
+    given = {name for name in wanted if run.config_data.get(name) != wanted[name]}
+    other = sorted(given - _CIRCUMSTANCES)
+    if other:
+        named = ", ".join(
+            f"{name} {run.config_data.get(name)!r}, not {wanted[name]!r}" for name in other
+        )
+        raise AnywidthError(
+            f"{run.folder} was begun with {named}: repeat the options it was begun with, or choose "
+            "another --out"
+        )
+
+
+def _check_weights(run: Run, missing: Iterable[Measurement]) -> None:
+    if not (run.folder / "model.safetensors").exists():
+        raise AnywidthError(
+            f"{run.folder} was trained, but its network is no longer there, so that "
+            f"{', '.join(m.name for m in missing)} cannot be measured; remove the folder to train "
+            "it again"
+        )
+
+
+def _train(run: Run, config: ClassificationConfig) -> bool:
+    begun = run.load_checkpoint()
+    started = time.monotonic()
+    is_done = train_run(run, config)
+    seconds = time.monotonic() - started
+    ended = run.load_checkpoint()
+    steps = (ended.step if ended else 0) - (begun.step if begun else 0)
+    made_by = provenance(local_device(config.device))
+    piece = {"steps": steps, "seconds": round(seconds, 1), **made_by}
+    write_json(run.folder / _PIECES, {"pieces": [*read_pieces(run.folder), piece]})
+    return is_done
+
+
+@contextlib.contextmanager
+def _alone(job: Job) -> Iterator[None]:
+    """Waits until no other process works on the job: a run has one writer.
+
+    The system lets go of the lock when its holder dies, however it dies.
+    """
+    if os.name != "posix":
+        yield
+        return
+    import fcntl
+
+    locks = job.out / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with open(locks / job.name, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,305 @@
+"""Studies: what they train and measure, the command, and one end to end through kills."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_line import anywidth, command, start, wait_for_step
+
+import anywidth as aw
+from anywidth.config import to_json
+from anywidth.data.arrays import BUNDLED
+from anywidth.layers import uncalibrated_allowed
+from anywidth.studies.definitions import (
+    AS_TRAINED,
+    CALIBRATED,
+    MOBILENET_V1,
+    MOBILENET_V2,
+    POST_STATISTICS,
+    S_V1,
+    STUDIES,
+    US_V1,
+    study_named,
+)
+from anywidth.studies.findings import V1
+from anywidth.studies.gathered import GATHERED
+from anywidth.studies.measuring import _narrowed, measure, spectrum_widths, stage_groups
+from anywidth.studies.paper import paper_errors
+from anywidth.studies.parts import Study
+from anywidth.studies.processes import work_through
+from anywidth.studies.recipes import DATA, study_recipe
+from anywidth.studies.tables import collect
+from anywidth.studies.trainings import Job, jobs_of, read_measurement
+from anywidth.tasks.classification import open_trained
+
+TABLE = (0.25, 0.5, 0.75, 1.0)
+TINY = {
+    "model": "tiny_networks:slow",
+    "divisor": "4",
+    "limit": "200",
+    "batch_size": "20",
+    "calibration_samples": "100",
+    "checkpoint_every": "1",
+    "log_every": "1",
+}
+SETTINGS = [text for name, value in TINY.items() for text in ("--set", f"{name}={value}")]
+
+
+# ---- what is trained and measured ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_no_configuration_is_trained_twice(data: str, tmp_path: Path) -> None:
+    recipes = {
+        network.name: study_recipe(data, network, tmp_path)
+        for network in (MOBILENET_V1, MOBILENET_V2)
+    }
+    jobs = jobs_of(STUDIES, {study.name: 1 for study in STUDIES}, recipes, tmp_path)
+    assert len({job.name for job in jobs}) == len(jobs) == 25
+    assert len({json.dumps(to_json(job.config)) for job in jobs}) == len(jobs)
+    main = jobs_of([study_named("main")], {"main": 2}, recipes, tmp_path)
+    assert len(main) == 24
+    first = {job.name for job in main if job.config.seed == 0}
+    assert first < {job.name for job in jobs}
+    kept = ("epochs", "learning_rate", "weight_decay", "batch_size", "momentum", "cutout")
+    assert len({tuple(getattr(job.config, name) for name in kept) for job in jobs}) == 1
+
+
+def test_every_line_with_numbers_of_the_paper_finds_them() -> None:
+    for study in STUDIES:
+        for setting in study.settings:
+            if setting.paper is not None:
+                table, name = setting.paper
+                assert set(paper_errors(table, setting.network.name, name)) == set(
+                    setting.network.widths
+                )
+
+
+def test_one_stage_of_five_is_narrowed() -> None:
+    model = aw.models.mobilenet_v1(num_classes=10, in_channels=1, total_stride=32)
+    plan = aw.plan(model, torch.randn(2, 1, 32, 32))
+    groups = stage_groups(plan)
+    assert [len(stage) for stage in groups] == [1, 2, 2, 6, 2]
+    half = plan.resolve(0.5)
+    narrowed = _narrowed(plan, groups[4], 0.5)
+    for name, channels in narrowed.items():
+        assert channels == (304 if name in groups[4] else half[name])  # 0.3 of 1024, by eights
+
+
+def tiny_jobs(study: Study, out: Path) -> list[Job]:
+    recipe = study_recipe("bundled", MOBILENET_V1, None, 1, "cpu", TINY)
+    return jobs_of([study], {study.name: 1}, {MOBILENET_V1.name: recipe}, out)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The US-Net of `bn-statistics` and the S-Net of `main`, trained and measured."""
+    out = tmp_path_factory.mktemp("studies")
+    jobs = tiny_jobs(study_named("bn-statistics"), out)
+    jobs += [
+        job
+        for job in tiny_jobs(study_named("naturally-slimmable"), out)
+        if job.training in (US_V1, S_V1)
+    ]
+    lines: list[str] = []
+    assert work_through(jobs, report=lines.append)
+    assert lines[0] == "3 trainings, 0 of them done"
+    return out
+
+
+def test_measuring_leaves_the_run_as_trained(measured: Path) -> None:
+    folder = measured / "runs" / "mobilenet_v1-us-seed-0"
+    before = {path: path.read_bytes() for path in folder.glob("*.safetensors")}
+    trained = open_trained(folder, "cpu")
+    again = measure(trained, CALIBRATED, MOBILENET_V1)["spectrum"]
+    assert [p.width for p in again.points] == spectrum_widths(0.25, 1.0)
+    assert again.points == read_measurement(folder, CALIBRATED, "spectrum").points
+    assert {path: path.read_bytes() for path in folder.glob("*.safetensors")} == before
+    assert not (folder / "checkpoints").exists()
+
+
+def test_without_post_statistics_the_full_widths_are_cut(measured: Path) -> None:
+    folder = measured / "runs" / "mobilenet_v1-us-seed-0"
+    trained = open_trained(folder, "cpu")
+    found = read_measurement(folder, POST_STATISTICS["no post-statistics"][0], "spectrum")
+    for norm in trained.model.modules():
+        norm.__dict__.get("_bank", {}).clear()
+    for width in TABLE:
+        with uncalibrated_allowed(trained.model), aw.at_width(trained.model, width):
+            assert trained.evaluate(trained.model) == found.at(width).metrics
+    exact = read_measurement(folder, POST_STATISTICS["exact over all"][0], "spectrum")
+    assert any(exact.at(width).metrics != found.at(width).metrics for width in TABLE)
+
+
+def test_an_s_net_is_measured_calibrated_between_its_switches_too(measured: Path) -> None:
+    folder = measured / "runs" / "mobilenet_v1-s-seed-0"
+    points = read_measurement(folder, CALIBRATED, "spectrum").points
+    assert len(points) == 31
+    own = measure(open_trained(folder, "cpu"), AS_TRAINED, MOBILENET_V1)["spectrum"]
+    assert [point.width for point in own.points] == list(TABLE)
+
+
+def test_more_images_than_there_are_means_all(measured: Path) -> None:
+    """Only 200 images are trained on here, so 1k and 2k of them are all."""
+    results = collect(study_named("bn-statistics"), 1, measured)
+    errors = {
+        label: results.seeds((V1, label))[0].at(0.5).metrics["loss"] for label in POST_STATISTICS
+    }
+    assert errors["exact over 1k"] == errors["exact over all"] == errors["exact over 2k"]
+    assert errors["moving over all"] == pytest.approx(errors["exact over all"], rel=0.2)
+
+
+def test_another_training_in_the_folder_is_refused(measured: Path) -> None:
+    options = ["--out", measured, *SETTINGS, "--device", "cpu", "--parallel", "1"]
+    answer = command("study", "bn-statistics", *options, "--epochs", "2")
+    assert answer.code == 2
+    assert "was begun with epochs 1, not 2" in answer.errors
+    assert "another --out" in answer.errors
+
+
+def test_a_failing_training_loses_nothing(measured: Path, tmp_path: Path) -> None:
+    """The data is moved after the first of three trainings."""
+    study = study_named("distillation")
+    changes = {**TINY, "data": "fashion_mnist"}
+    right, wrong = (
+        jobs_of(
+            [study],
+            {study.name: 1},
+            {V1: study_recipe("bundled", MOBILENET_V1, folder, 1, "cpu", changes)},
+            tmp_path,
+        )
+        for folder in (BUNDLED, tmp_path / "gone")
+    )
+    assert work_through(right[:1], report=lambda line: None)
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("*") if p.is_file()}
+    with pytest.raises(aw.AnywidthError, match=r"distill-false.*gone.*What is finished is kept"):
+        work_through(wrong, report=lambda line: None)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert work_through(right[:2], report=lambda line: None)
+
+
+def test_weights_that_are_gone_are_named(measured: Path, tmp_path: Path) -> None:
+    (job,) = tiny_jobs(study_named("bn-statistics"), tmp_path)
+    source = measured / "runs" / job.name
+    (job.folder / "measurements").mkdir(parents=True)
+    for name in ("config.json", "finished.json"):
+        (job.folder / name).write_bytes((source / name).read_bytes())
+    for measurement in job.measurements[1:]:
+        path = f"measurements/{measurement.name}.json"
+        (job.folder / path).write_bytes((source / path).read_bytes())
+    with pytest.raises(aw.AnywidthError, match=r"no longer there.*moving-all.*train it again"):
+        work_through([job], report=lambda line: None)
+    path = f"measurements/{job.measurements[0].name}.json"
+    (job.folder / path).write_bytes((source / path).read_bytes())
+    assert work_through([job], report=lambda line: None)
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), ["which study?", "main", "or all"]),
+        (("mane",), ["no study 'mane'", "naturally-slimmable"]),
+        (("main", "--data", "cifar10"), ["--data cifar10 needs --data-dir"]),
+        (("main", "--data", "mnist"), ["'mnist'", "bundled, cifar10, folder"]),
+        (("main", "--seeds", "0"), ["--seeds 0"]),
+        (("main", "--parallel", "0"), ["--parallel 0"]),
+        (("main", "--minutes", "0"), ["--minutes 0"]),
+        (("main", "--set", "epochs"), ["'epochs'", "FIELD=VALUE"]),
+        (("main", "--set", "epoch=3"), ["no field 'epoch'", "epochs"]),
+        (("main", "--only", "resnet"), ["--only 'resnet'", "mobilenet_v1-us-seed-0"]),
+    ],
+)
+def test_wrong_options_are_named(
+    arguments: tuple[str, ...], words: list[str], tmp_path: Path
+) -> None:
+    answer = command("study", *arguments, "--out", tmp_path / "out")
+    assert answer.code == 2
+    for word in words:
+        assert word in answer.errors
+
+
+def test_the_list_names_every_study() -> None:
+    answer = command("study", "--list")
+    assert answer.code == 0
+    for study in (*STUDIES, *GATHERED):
+        assert study.name in answer.output
+
+
+def test_time_given_ends_cleanly(tmp_path: Path) -> None:
+    options = ["--out", tmp_path, *SETTINGS, "--epochs", "1", "--device", "cpu"]
+    answer = command("study", "divisor", *options, "--parallel", "1", "--minutes", "0.001")
+    assert answer.code == 130
+    assert "Stopped with 0 of 2 trainings done" in answer.output
+    assert "Go on with: anywidth study divisor" in answer.output
+    assert not (tmp_path / "divisor.md").exists()
+
+
+def tables_of(page: Path) -> str:
+    found = re.search(r"## MobileNet.*## Figures", page.read_text(), re.DOTALL)
+    assert found
+    return found[0]
+
+
+def test_a_study_survives_kills(tmp_path: Path) -> None:
+    """Stopped, then killed, then resumed in processes, it ends in the same table bit for bit."""
+    arguments = ["study", "distillation", "--epochs", "1", "--device", "cpu", *SETTINGS, "--out"]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    done = anywidth(*arguments, whole, "--parallel", "1", PAUSE="0")
+    assert done.returncode == 0, done.stderr
+    names = [f"mobilenet_v1-us{kind}-seed-0" for kind in ("", "-distill-false", "-truth-0.5")]
+    first, second, third = (broken / "runs" / name for name in names)
+
+    process = start(*arguments, broken, "--parallel", "2", PAUSE="0.03")
+    for folder in (first, second):
+        wait_for_step(process, folder / "metrics.csv", 2)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Stopped with 0 of 3 trainings done" in output
+    assert "Go on with: anywidth study distillation" in output
+    for folder in (first, second):
+        assert list((folder / "checkpoints").iterdir())
+        assert json.loads((folder / "pieces.json").read_text())["pieces"][0]["steps"] >= 2
+    assert not third.exists()
+
+    process = start(*arguments, broken, "--parallel", "1", PAUSE="0.03")
+    steps = json.loads((second / "pieces.json").read_text())["pieces"][0]["steps"]
+    wait_for_finish(process, first / "measurements" / "calibrated.json")
+    wait_for_step(process, second / "metrics.csv", steps)
+    process.kill()
+    process.communicate()
+    kept = {path: path.stat().st_mtime_ns for path in files_of(first)}
+
+    done = anywidth(*arguments, broken, "--parallel", "2", PAUSE="0")
+    assert done.returncode == 0, done.stderr
+    assert "3 trainings, 1 of them done" in done.stdout
+    assert {path: path.stat().st_mtime_ns for path in files_of(first)} == kept
+    for name in ("distillation.csv", "distillation.png", "distillation.svg"):
+        assert (broken / name).read_bytes() == (whole / name).read_bytes(), name
+    assert tables_of(broken / "distillation.md") == tables_of(whole / "distillation.md")
+    lines = (whole / "distillation.csv").read_text().splitlines()
+    assert len(list(csv.DictReader(lines))) == 3 * 31
+
+
+def files_of(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def wait_for_finish(process: Any, path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, os.listdir(path.parents[1])
+        time.sleep(0.002)

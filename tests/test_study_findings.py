@@ -1,0 +1,277 @@
+"""Studies: what their tables, figures and findings say of made-up numbers."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import anywidth as aw
+from anywidth.spectra import Spectrum, SpectrumPoint
+from anywidth.studies.comparing import Finding, Results, Verdict, compare, judge
+from anywidth.studies.definitions import MOBILENET_V2, study_named
+from anywidth.studies.figures import draw
+from anywidth.studies.findings import V1, excess_error
+from anywidth.studies.gathered import (
+    GATHERED,
+    Row,
+    gather,
+    reinforcement_findings,
+    rows_of,
+    super_resolution_findings,
+)
+from anywidth.studies.measuring import spectrum_widths
+from anywidth.studies.paper import paper_errors
+from anywidth.studies.tables import to_csv, to_markdown
+from anywidth.width import ChannelConfig
+
+TABLE = (0.25, 0.5, 0.75, 1.0)
+
+
+def made_up(errors: Mapping[float, float], name: str = "", macs: int = 1000) -> Spectrum:
+    points = tuple(
+        SpectrumPoint(
+            width,
+            ChannelConfig(()),
+            round(macs * width),
+            10,
+            {"top1_error": error, "top5_error": 1.0, "loss": 0.5},
+        )
+        for width, error in errors.items()
+    )
+    return Spectrum(name, points)
+
+
+def results_of(levels: Mapping[str, list[float]], network: str = V1, low: float = 0.25) -> Results:
+    """Settings whose error is the same at all widths; a number for each seed."""
+    widths = spectrum_widths(low, 1.0)
+    return Results(
+        {
+            (network, label): {
+                seed: made_up(dict.fromkeys(widths, error), label)
+                for seed, error in enumerate(errors)
+            }
+            for label, errors in levels.items()
+        },
+        {},
+    )
+
+
+# ---- words and numbers ---------------------------------------------------------------------------
+
+
+def test_a_comparison_reads_well_in_both_directions() -> None:
+    results = results_of({"one": [10.0, 10.2, 10.4], "other": [10.5, 10.6, 10.7]})
+    better = compare("One is better", results, V1, "one", "other", TABLE)
+    assert better == Finding(
+        Verdict.HOLDS,
+        "One is better: the error of one is 0.40 points below that of other, mean over widths "
+        "0.25, 0.5, 0.75 and 1.0 (± 0.10 over 3 seeds).",
+    )
+    worse = compare("Other is better", results, V1, "other", "one", [0.25])
+    assert worse == Finding(
+        Verdict.FAILS,
+        "Other is better: the error of other is 0.40 points above that of one, at width 0.25 "
+        "(± 0.10 over 3 seeds).",
+    )
+    assert str(worse).startswith("**Does not hold.** Other is better")
+    alone = compare("Same", results_of({"a": [7.0], "b": [7.0]}), V1, "a", "b", TABLE)
+    assert "is equal to that of b" in alone.text
+    assert "(one seed)" in alone.text
+
+
+def test_seeds_are_compared_pair_by_pair() -> None:
+    """The seeds differ by points, the settings by a tenth in each of them: no doubt is left."""
+    results = results_of({"one": [10.0, 15.0, 12.0], "other": [10.1, 15.1, 12.1]})
+    found = compare("One is better", results, V1, "one", "other", TABLE)
+    assert found.verdict is Verdict.HOLDS
+    assert "0.10 points below" in found.text
+    assert "± 0.00 over 3 seeds" in found.text
+
+
+def test_what_the_seeds_leave_open_is_called_open() -> None:
+    assert judge([-1.0, 1.5]) is Verdict.OPEN
+    assert judge([-1.0, -1.5]) is Verdict.HOLDS
+    assert judge([1.0, 1.5]) is Verdict.FAILS
+    assert judge([0.1]) is Verdict.FAILS
+    assert judge([0.1], limit=0.2) is Verdict.HOLDS
+
+
+def test_the_paper_is_quoted_where_it_has_numbers() -> None:
+    results = results_of({"I-Net": [10.0], "S-Net": [10.0], "US-Net": [9.0]})
+    paper = {
+        (V1, label): paper_errors("main", V1, label.lower())
+        for label in ("I-Net", "S-Net", "US-Net")
+    }
+    results = Results(results.spectra, paper)
+    found = compare("Better", results, V1, "US-Net", "I-Net", TABLE)
+    assert "(one seed; paper: 2.20 below)" in found.text
+    assert "; paper: 0.90 below" in compare("", results, V1, "US-Net", "I-Net", [1.0]).text
+    assert "paper" not in compare("", results, V1, "US-Net", "I-Net", [0.3]).text
+
+
+# Errors with which all of a study's findings hold; turned over, none does.
+AS_IN_THE_PAPER = {
+    "sampling-rule": {"3 random": 0, "min + 2 random": -1, "max + 2 random": 1,
+                      "min + 1 random + max": -2},
+    "distillation": {"inplace distillation": -1, "true labels alone": 0, "half true labels": 0},
+    "bn-statistics": {"moving over all": 1, "exact over all": 0, "exact over 1k": -1,
+                      "exact over 2k": -1, "no post-statistics": 8},
+    "lower-bound": {"k0 = 0.25": 0, "k0 = 0.35": -1, "k0 = 0.05": 1},
+    "divisor": {"d = 8": -1, "d = 1": 0},
+    "number-of-widths": {"n = 3": 1, "n = 4": 0, "n = 5": 1},
+    "naturally-slimmable": {"US-Net": 0, "S-Net": 6, "sliced I-Net 1.0": 6},
+    "output-averaging": {"US-Net": 0, "output averaging": -1},
+    "nonuniform": {"trained uniform": 1, "uniform": 0, "stage 1": -2, "stage 2": 1, "stage 3": 1,
+                   "stage 4": 1, "stage 5": 3},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AS_IN_THE_PAPER)
+def test_findings_follow_the_numbers(name: str) -> None:
+    study = study_named(name)
+    levels = AS_IN_THE_PAPER[name]
+    assert set(levels) == {setting.label for setting in study.settings}
+    for sign, verdict in ((1, Verdict.HOLDS), (-1, Verdict.FAILS)):
+        results = results_of({label: [50 + sign * level] for label, level in levels.items()})
+        found = study.find(results)
+        assert [finding.verdict for finding in found] == [verdict] * len(found), found
+
+
+def test_findings_of_the_main_table_follow_the_numbers() -> None:
+    for error, verdict in ((9.0, Verdict.HOLDS), (11.0, Verdict.FAILS)):
+        levels = {"I-Net": [10.0], "S-Net": [10.0], "US-Net": [error]}
+        both = {**results_of(levels).spectra, **results_of(levels, MOBILENET_V2.name, 0.35).spectra}
+        found = study_named("main").find(Results(both, {}))
+        assert len(found) == 8
+        assert {finding.verdict for finding in found} == {verdict}
+
+
+def test_stages_are_compared_at_the_same_multiply_adds() -> None:
+    uniform = made_up({0.25: 30.0, 0.5: 20.0, 1.0: 10.0})
+    # Halfway between 500 and 1000 multiply-adds the uniform network has an error of 15.
+    assert excess_error(made_up({0.75: 17.0}), uniform) == pytest.approx(2.0)
+    assert excess_error(made_up({0.5: 17.0, 0.75: 16.0}), uniform) == pytest.approx(-1.0)
+    assert excess_error(made_up({0.1: 99.0, 0.5: 21.0}), uniform) == pytest.approx(1.0)
+
+
+def test_tables_put_the_papers_numbers_below_ours() -> None:
+    study = study_named("lower-bound")
+    spectra = {
+        (V1, setting.label): {
+            seed: made_up(dict.fromkeys(spectrum_widths(low, 1.0), 10.0 + 2 * seed), setting.label)
+            for seed in (0, 1)
+        }
+        for setting, low in zip(study.settings, (0.25, 0.35, 0.05), strict=True)
+    }
+    results = Results(spectra, {(V1, "k0 = 0.25"): paper_errors("main", V1, "us-net")})
+    page = to_markdown(study, results, {"command": "`anywidth study`"}, study.find(results))
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in page.splitlines()
+        if line.startswith("|")
+    ]
+    ours = "11.00 ± 1.41"
+    assert rows[0] == ["", "0.05", "0.25", "0.35", "0.5", "0.75", "1.0", "mean from 0.35"]
+    assert rows[2][:4] == ["multiply-adds", "50", "250", "350"]
+    assert rows[3] == ["k0 = 0.25", "-", *[ours] * 6]
+    printed = ["*44.3*", "", "*35.8*", "*30.5*", "*28.2*", ""]
+    assert rows[4] == ["*paper, ImageNet*", "", *printed]
+    assert rows[5] == ["k0 = 0.35", "-", "-", *[ours] * 5]
+    assert rows[6] == ["k0 = 0.05", *[ours] * 7]
+    assert "Figure 7 of the paper" in page
+    assert "- **Does not hold.** Training down to 0.05" in page
+    assert "- **Holds.** Training down to 0.35 only is no worse there: the error of k0" in page
+    lines = list(csv.DictReader(to_csv(results).splitlines()))
+    assert len(lines) == 2 * (31 + 27 + 39)
+    assert lines[0]["paper_top1_error"] == "44.3"
+    assert lines[0]["multiply_adds"] == "250"
+
+
+@pytest.mark.parametrize("name", ["main", "divisor"])
+def test_figures_show_the_spread_of_the_seeds(name: str, tmp_path: Path) -> None:
+    study = study_named(name)
+    labels = {setting.label for setting in study.settings}
+    picture = study.figures()[0]
+    drawn = []
+    for spread in (0.0, 1.0):
+        levels = {label: [10.0, 10.0 + spread] for label in labels}
+        written = draw(picture, results_of(levels), tmp_path)
+        assert [path.name for path in written] == [f"{picture.file}.png", f"{picture.file}.svg"]
+        drawn.append(written[1].read_text())
+    assert drawn[0] != drawn[1]
+    assert all(label in drawn[0] for label in picture.labels)
+
+
+# ---- benchmarks gathered -------------------------------------------------------------------------
+
+
+def rows(values: Mapping[tuple[str, float], float], metric: str) -> list[Row]:
+    return [
+        Row(network, 0, width, round(1000 * width), 10, {metric: value})
+        for (network, width), value in values.items()
+    ]
+
+
+def test_super_resolution_findings_follow_the_numbers() -> None:
+    us, plain, alone = "US-Net", "US-Net without distillation", "I-Net"
+    values = {(alone, 0.5): 35.0, (alone, 1.0): 36.0, (us, 0.5): 34.98, (us, 1.0): 36.1,
+              (plain, 0.5): 34.9, (plain, 1.0): 36.0}  # fmt: skip
+    found = super_resolution_findings(rows(values, "psnr"))
+    assert [finding.verdict for finding in found] == [Verdict.HOLDS] * 3
+    assert "0.020 dB below (paper: 0.01 dB below)" in found[0].text
+    assert "with it, 0.090 dB above in the mean over 2 widths" in found[2].text
+    worse = values | {(us, 0.5): 34.8, (us, 1.0): 35.9}
+    found = super_resolution_findings(rows(worse, "psnr"))
+    assert [finding.verdict for finding in found] == [Verdict.FAILS] * 3
+
+
+def test_reinforcement_findings_follow_the_numbers() -> None:
+    us, alone = "US-Net", "I-Net"
+    values = {(us, 0.25): 9.0, (alone, 0.25): 5.0, (us, 1.0): 9.0, (alone, 1.0): 10.0}
+    found = reinforcement_findings(rows(values, "score"))
+    assert [finding.verdict for finding in found] == [Verdict.HOLDS, Verdict.FAILS]
+    assert "9.0 against 5.0" in found[0].text
+
+
+def test_records_of_both_benchmarks_are_read(tmp_path: Path) -> None:
+    costs = {"multiply_adds": 100, "parameters": 10}
+    nested = {"network": "i-0.5", "width": 0.5, "channels": 8, **costs, "metrics": {"psnr": 35.0}}
+    flat = {"network": "US-Net", "seed": 2, "width": 0.5, **costs, "score": 3.0}
+    assert rows_of({"rows": [nested, flat]}, tmp_path) == [
+        Row("I-Net", 0, 0.5, 100, 10, {"psnr": 35.0}),
+        Row("US-Net", 2, 0.5, 100, 10, {"score": 3.0}),
+    ]
+    for broken in ({}, {"rows": [{"network": "us"}]}, {"rows": 3}):
+        with pytest.raises(aw.AnywidthError, match="no rows"):
+            rows_of(broken, tmp_path)
+
+
+def test_a_benchmarks_record_becomes_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    study = next(one for one in GATHERED if one.name == "super-resolution")
+    with pytest.raises(aw.AnywidthError, match=r"python -m benchmarks\.super_resolution.*--out"):
+        gather(study, tmp_path)
+    values = {("bicubic", 1.0): 30.0, ("i-1.0", 1.0): 36.0, ("us", 0.5): 35.0, ("us", 1.0): 36.1}
+    lines = [vars(row) for row in rows(values, "psnr")]
+    lines[0] |= {"width": None, "multiply_adds": None, "parameters": None}
+    folder = tmp_path / "super_resolution"
+    folder.mkdir()
+    record = folder / "super_resolution.json"
+    record.write_text(json.dumps({"commit": "abc", "rows": lines}))
+    page, found = gather(study, tmp_path)
+    text = page.read_text()
+    assert len(found) == 1
+    assert "| US-Net | 0 | 0.5 | 500 | 35.00 |" in text
+    assert "| bicubic | 0 |  |  | 30.00 |" in text
+    assert "- commit: abc" in text
+    drawn = tmp_path / "figure-4-super-resolution.svg"
+    assert "I-Net" in drawn.read_text()
+    record.with_suffix(".svg").write_text("the benchmark's own")
+    gather(study, tmp_path)
+    assert drawn.read_text() == "the benchmark's own"
