@@ -1,14 +1,14 @@
-"""Train WDSR in five ways with the same number of steps, and compare PSNR over width.
+"""Train WDSR in six ways with the same number of steps, and compare PSNR over width.
 
     python -m benchmarks.super_resolution --train DIR --eval DIR --out DIR --parallel
 
-from the repository's root. `--eval` holds a folder for each set (Set5, Set14, BSD100). The five are
-I-Nets at half and at full width, and US-Nets without inplace distillation, with nothing else for
-the narrower widths, and mixed with `--truth` of the true patches. Every one is a run under `--out`
-that goes on where it was left: `--minutes 8` stops it cleanly after so long, and the same command
-again continues. `--parallel` trains them at once, a process each, as one network of this size does
-not fill a large GPU. The table printed last is also in super_resolution.md, .csv, .json and .png
-under `--out`.
+from the repository's root. `--eval` holds a folder for each set (Set5, Set14, BSD100). The six are
+I-Nets at half and at full width, and US-Nets with inplace distillation (l2, as the task does it by
+default; l1; l1 mixed with `--truth` of the true patches) and without. Every one is a run under
+`--out` that goes on where it was left: `--minutes 8` stops it cleanly after so long, and the same
+command again continues. `--parallel` trains them at once, a process each, as one network of this
+size does not fill a large GPU. The table printed last is also in super_resolution.md, .csv, .json
+and .png under `--out`.
 """
 
 from __future__ import annotations
@@ -50,15 +50,17 @@ from anywidth.tasks.upscaling import evaluate_bicubic
 NETWORKS: dict[str, dict[str, Any]] = {
     "i-0.5": {"method": "i", "width": 0.5},
     "i-1.0": {"method": "i", "width": 1.0},
-    "us": {"method": "us", "distill": "l1"},
-    "us-distillation-alone": {"method": "us", "distill": "l1", "truth": 0.0},
+    "us": {"method": "us", "distill": "l2", "truth": 0.0},
+    "us-l1": {"method": "us", "distill": "l1", "truth": 0.0},
+    "us-l1-truth": {"method": "us", "distill": "l1"},
     "us-no-distillation": {"method": "us", "distill": "none"},
 }
 LABELS = {
     "i-0.5": "I-WDSR",
     "i-1.0": "I-WDSR",
     "us": "US-WDSR",
-    "us-distillation-alone": "US-WDSR, distillation alone",
+    "us-l1": "US-WDSR, l1 distillation",
+    "us-l1-truth": "US-WDSR, l1 distillation and truth",
     "us-no-distillation": "US-WDSR, no distillation",
 }
 PIECES = "pieces.json"
@@ -360,7 +362,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--patch", type=int, default=48)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument(
-        "--truth", type=float, default=0.9, help="share of the true patches in distillation"
+        "--truth", type=float, default=0.9, help="share of the true patches in us-l1-truth"
     )
     parser.add_argument("--lattice", type=int, help="draw widths from so many")
     parser.add_argument("--precision", default="auto", help="auto, float32, tf32 or bfloat16")

@@ -27,7 +27,6 @@ from anywidth.tasks.super_resolution import (
     learning_rate,
     load_evaluation_sets,
     open_trained,
-    squared_error,
     start_from_bicubic,
     train_run,
 )
@@ -126,8 +125,12 @@ def test_tiles_leave_no_seam() -> None:
 def test_losses_and_schedule() -> None:
     assert distillation_of(replace(TINY, distill="none")) is None
     assert distillation_of(replace(TINY, method="i")) is None
-    near, far = torch.zeros(4), torch.full((4,), 2 / 255)
-    assert squared_error(near, far).item() == pytest.approx(4 / 255)
+    near, far = torch.zeros(4), torch.full((4,), 0.5)
+    absolute, squared = (distillation_of(replace(TINY, distill=kind)) for kind in ("l1", "l2"))
+    assert absolute is not None
+    assert squared is not None
+    assert absolute(near, far).item() == pytest.approx(0.5)
+    assert squared(near, far).item() == pytest.approx(0.25)
     rates = [learning_rate(step, 100, 10, 1.0) for step in range(100)]
     assert rates[9] == rates[10] == 1.0
     assert rates[55] == pytest.approx(0.5)
@@ -138,7 +141,7 @@ def test_losses_and_schedule() -> None:
 # ---- training ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("distill", ["none", "l1"])
+@pytest.mark.parametrize("distill", ["none", "l2"])
 def test_training_beats_bicubic_at_every_width(
     config: SuperResolutionConfig, tmp_path: Path, distill: str
 ) -> None:

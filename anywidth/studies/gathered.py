@@ -25,7 +25,8 @@ CLOSE = 0.05
 _COLUMNS = ("network", "seed", "width", "multiply_adds", "parameters")
 _NAMES = {
     "us": "US-Net",
-    "us-distillation-alone": "US-Net with distillation alone",
+    "us-l1": "US-Net, l1 distillation",
+    "us-l1-truth": "US-Net, l1 distillation and truth",
     "us-no-distillation": "US-Net without distillation",
 }
 

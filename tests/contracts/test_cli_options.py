@@ -20,6 +20,10 @@ OPTIONS = {
     "report": {"--baseline", "--device"},
     "predict": {"--width", "--top", "--device"},
     "inspect": {"--input", "--widths", "--json"},
+    "upscale": {"--width", "--out", "--device"},
+    "play": {"--width", "--out", "--video", "--seed", "--greedy", "--sampled", "--device"},
+    "study": {"--data", "--data-dir", "--seeds", "--epochs", "--out", "--minutes", "--parallel",
+              "--only", "--only-training", "--device", "--set", "--list"},
 }  # fmt: skip
 
 ARGUMENTS = {
@@ -29,6 +33,9 @@ ARGUMENTS = {
     "compare": ["runs"],
     "report": ["run"],
     "predict": ["run", "image"],
+    "upscale": ["run", "image"],
+    "play": ["run"],
+    "study": ["names"],
 }
 
 FIELDS = {
