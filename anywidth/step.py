@@ -164,14 +164,15 @@ class SandwichStep:
             found = faster_dtype(
                 self.model, inputs, lambda output: self.engine.objective.loss(output, targets)
             )
-        if world_size() > 1:
-            votes = torch.tensor(float(found is not None), device=_device_of(self.model))
-            found = found if sum_over_ranks(votes).item() == world_size() else None
+        if world_size() > 1 and _is_on_cpu(self.model):
+            # Timings differ from rank to rank, and all must run in the same dtype.
+            votes = sum_over_ranks(torch.tensor(float(found is not None)))
+            found = found if votes.item() == world_size() else None
         return found
 
 
-def _device_of(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
+def _is_on_cpu(model: nn.Module) -> bool:
+    return all(parameter.device.type == "cpu" for parameter in model.parameters())
 
 
 def _uses_graphs(engine: str, on_gpu: bool) -> bool:
