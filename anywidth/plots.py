@@ -18,6 +18,7 @@ from anywidth.spectra import (
     format_width,
     joined,
     metric_label,
+    standard_error,
 )
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ def plot_spectra(
     """Draws a metric against multiply-adds.
 
     A US-Net is a line with a dot a width, S-Nets are squares, I-Nets diamonds, a control a dotted
-    line with crosses. Spectra of one name and kind are one series. A control that would squeeze
+    line with crosses. Bars are standard errors, where a metric has them. Spectra of one name and
+    kind are one series. A control that would squeeze
     everything else flat is cut off at the frame, and the legend says how far it goes.
 
     Args:
@@ -107,8 +109,8 @@ def plot_curves(
     """Draws training curves: a panel for each quantity, a line for each width.
 
     A column is named `quantity/width`, as in "loss/0.25", or for the two ends `quantity_max` and
-    `quantity_min`; any other is a line of its own. The horizontal axis is the column "epoch"
-    where that grows from row to row, else "step".
+    `quantity_min`; any other is a line of its own. The horizontal axis is the column "agent_steps"
+    where there is one, "epoch" where that grows from row to row, else "step".
 
     Args:
         rows: what `anywidth.metrics.read_metrics` returned.
@@ -148,6 +150,11 @@ def spectra_figure(
             markeredgewidth=1.6,
             **look,
         )
+        if any(one.errors):
+            places = [cost / scale for cost in one.macs]
+            axes.errorbar(
+                places, one.values, one.errors, fmt="none", color=color, elinewidth=1, capsize=2.5
+            )
     axes.set_xlabel(f"multiply-adds{unit}")
     axes.set_ylabel(metric_label(metric))
     axes.set_xlim(*_padded(min(costs) / scale, max(costs) / scale, 0.05))
@@ -187,7 +194,7 @@ def curves_figure(
             steps, values = _averaged(points)
             marker = "o" if len(steps) <= 30 else ""
             axes.plot(steps, values, marker=marker, markersize=3, color=color, label=label)
-        axes.set_xlabel(across)
+        axes.set_xlabel(across.replace("_", " "))
         axes.set_title(metric_label(quantity))
         axes.margins(x=0.03)
         if any(lines):
@@ -247,30 +254,35 @@ class _Series:
     kind: str
     macs: tuple[int, ...]
     values: tuple[float, ...]
+    errors: tuple[float, ...]
 
 
 def _series(spectrum: Spectrum, metric: str) -> _Series:
     spectrum.metric(metric)
-    pairs = sorted(
-        (point.macs, point.metrics[metric])
+    found = sorted(
+        (point.macs, point.metrics[metric], standard_error(point, metric))
         for point in spectrum.points
         if math.isfinite(point.metrics.get(metric, math.nan))
     )
-    if not pairs:
+    if not found:
         raise AnywidthError(f"{metric!r} of {spectrum.name!r} is not a finite number anywhere")
-    return _Series(
-        spectrum.name, spectrum.kind, tuple(p[0] for p in pairs), tuple(p[1] for p in pairs)
-    )
+    costs, values, errors = zip(*found, strict=True)
+    return _Series(spectrum.name, spectrum.kind, costs, values, errors)
 
 
 def _limits(series: Sequence[_Series]) -> tuple[float, float]:
     """Room for every value, unless controls would leave the others under a third of it."""
-    everything = [value for one in series for value in one.values]
-    measured = [value for one in series if one.kind != "control" for value in one.values]
+    everything = [value for one in series for value in _extent(one)]
+    measured = [value for one in series if one.kind != "control" for value in _extent(one)]
     low, high = min(everything), max(everything)
     if measured and (max(measured) - min(measured)) * 3 < high - low:
         low, high = _padded(min(measured), max(measured), 0.1)
     return _padded(low, high, 0.07)
+
+
+def _extent(one: _Series) -> list[float]:
+    pairs = list(zip(one.values, one.errors, strict=True))
+    return [value - error for value, error in pairs] + [value + error for value, error in pairs]
 
 
 def _legend(one: _Series, low: float, high: float) -> str:
@@ -354,7 +366,9 @@ def _quantity_and_label(column: str) -> tuple[str, str]:
 
 
 def _across(rows: Sequence[Mapping[str, float]]) -> str:
-    """Epochs only where they tell rows apart: many steps of one epoch would stand in a column."""
+    """A game's steps where they are counted. Epochs only where they tell rows apart."""
+    if any("agent_steps" in row for row in rows):
+        return "agent_steps"
     epochs = [row["epoch"] for row in rows if "epoch" in row]
     grow = all(one < other for one, other in itertools.pairwise(epochs))
     return "epoch" if epochs and grow else "step"

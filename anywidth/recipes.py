@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 from anywidth.errors import AnywidthError
 from anywidth.tasks.classification import ClassificationConfig
+from anywidth.tasks.reinforcement_config import ReinforcementConfig
 from anywidth.tasks.super_resolution import SuperResolutionConfig
 
-TrainingConfig = ClassificationConfig | SuperResolutionConfig
+TrainingConfig = ClassificationConfig | SuperResolutionConfig | ReinforcementConfig
 Recipe = Callable[[], TrainingConfig]
 
 
@@ -171,6 +172,54 @@ def sr_wdsr() -> SuperResolutionConfig:
     return SuperResolutionConfig(epochs=60, steps_per_epoch=1000)
 
 
+def rl() -> ReinforcementConfig:
+    """US-PPO that plays MinAtar Breakout, for two CPU cores.
+
+    Command: `anywidth train rl`. Two minutes on two cores.
+    """
+    return ReinforcementConfig(
+        environment="minatar:breakout",
+        environments=32,
+        rollout=32,
+        steps=500_000,
+        epochs=2,
+        batch_size=256,
+        learning_rate=2e-3,
+        warmup_updates=300,
+        entropy_weight=0.03,
+        clip=0.2,
+        validate_every=40,
+        curve_games=16,
+        evaluation_games=50,
+        checkpoint_every=50,
+    )
+
+
+def rl_breakout() -> ReinforcementConfig:
+    """US-PPO that plays BreakoutNoFrameskip-v4 with the paper's network, for a GPU and many cores.
+
+    Command: `anywidth train rl_breakout`. PPO's settings are those its authors use for Atari; most
+    of the time goes into the games. Not run here to the end.
+    """
+    return ReinforcementConfig(
+        environment="atari:breakout",
+        environments=8,
+        clip_rewards=True,
+        divisor=8,
+        steps=10_000_000,
+        rollout=128,
+        epochs=4,
+        batch_size=256,
+        learning_rate=2.5e-4,
+        warmup_updates=500,
+        clip=0.1,
+        longest_game=10_000,
+        validate_every=240,
+        log_every=10,
+        checkpoint_every=240,
+    )
+
+
 RECIPES: tuple[Recipe, ...] = (
     fashion_mnist_demo,
     cifar10_mobilenet_v1,
@@ -180,6 +229,8 @@ RECIPES: tuple[Recipe, ...] = (
     imagenet_us_resnet50,
     sr,
     sr_wdsr,
+    rl,
+    rl_breakout,
 )
 
 

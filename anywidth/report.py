@@ -35,9 +35,11 @@ from anywidth.spectra import (
     format_count,
     format_mean,
     format_metric,
+    format_point,
     format_width,
     joined,
     metric_label,
+    shown_metrics,
     values_at,
 )
 
@@ -172,7 +174,7 @@ def _tiles(spectrum: Spectrum, metric: str) -> str:
 def _tile(point: SpectrumPoint, metric: str) -> tuple[str, str]:
     where = "nonuniform" if point.width is None else f"at width {format_width(point.width)}"
     label = f"{metric_label(metric)} {where}, {format_count(point.macs)} multiply-adds"
-    return format_metric(point.metrics.get(metric)), label
+    return format_point(point, metric), label
 
 
 def _plot(figure: Figure) -> str:
@@ -188,7 +190,8 @@ def _width_table(spectrum: Spectrum, baselines: Sequence[Spectrum], metric: str)
     """A row a width, with what the baselines reach at the same width."""
     series = joined(baselines)
     has_latency = any(point.latency_ms is not None for point in spectrum.points)
-    headings = ["width", *map(metric_label, spectrum.metrics), "multiply-adds", "parameters"]
+    metrics = shown_metrics(spectrum)
+    headings = ["width", *map(metric_label, metrics), "multiply-adds", "parameters"]
     headings += ["latency, ms"] * has_latency
     headings += [f"{one.name}, {metric_label(metric)}" for one in series]
     head = "".join(
@@ -198,9 +201,8 @@ def _width_table(spectrum: Spectrum, baselines: Sequence[Spectrum], metric: str)
     rows = []
     for point in spectrum.points:
         cells = [_cell(point.width, format_width(point.width))]
-        for name in spectrum.metrics:
-            value = point.metrics.get(name)
-            cells.append(_cell(value, format_metric(value)))
+        for name in metrics:
+            cells.append(_cell(point.metrics.get(name), format_point(point, name)))
         cells.append(_cell(point.macs, format_count(point.macs)))
         cells.append(_cell(point.parameters, format_count(point.parameters)))
         if has_latency:

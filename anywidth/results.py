@@ -20,7 +20,7 @@ from anywidth.metrics import read_metrics
 from anywidth.plots import has_curves, plot_curves, plot_spectra
 from anywidth.report import Section, write_report
 from anywidth.run import Run
-from anywidth.spectra import Spectrum, spectrum
+from anywidth.spectra import Spectrum, shown_metrics, spectrum
 from anywidth.statistics import calibrated_widths
 from anywidth.width import Width
 
@@ -84,8 +84,12 @@ def run_spectrum(
     write_json(folder / _SPECTRUM, found.to_json())
     found.to_csv(folder / "spectrum.csv")
     trained.run.plots_folder.mkdir(exist_ok=True)
-    for suffix in ("png", "svg"):
-        plot_spectra([found], trained.run.plots_folder / f"spectrum.{suffix}", title=found.name)
+    plots = {"spectrum": found.metric()}
+    plots |= {f"spectrum_{name}": name for name in shown_metrics(found) if "score" in name}
+    for stem, metric in plots.items():
+        for suffix in ("png", "svg"):
+            path = trained.run.plots_folder / f"{stem}.{suffix}"
+            plot_spectra([found], path, metric, title=found.name)
     return found
 
 

@@ -39,7 +39,10 @@ _LABELS = {
     "top5_accuracy": "top-5 accuracy, %",
     "psnr": "PSNR, dB",
     "ssim": "SSIM",
+    "score": "mean score",
+    "greedy_score": "mean score, greedy",
 }
+_STANDARD_ERROR = "_standard_error"
 
 
 @dataclass(frozen=True)
@@ -284,6 +287,28 @@ def values_at(spectrum: Spectrum, width: float, metric: str) -> list[float]:
     ]
 
 
+def standard_error(point: SpectrumPoint, metric: str) -> float:
+    """How far a mean may be off: of games or of seeds; 0 where nothing says so."""
+    return point.metrics.get(metric + _STANDARD_ERROR, 0.0)
+
+
+def shown_metrics(spectrum: Spectrum) -> list[str]:
+    """The metrics a table has a column for: a standard error stands beside its mean."""
+    names = spectrum.metrics
+    return [
+        name
+        for name in names
+        if not (name.endswith(_STANDARD_ERROR) and name.removesuffix(_STANDARD_ERROR) in names)
+    ]
+
+
+def format_point(point: SpectrumPoint, metric: str) -> str:
+    """A metric at one width, with its standard error if there is one."""
+    error = standard_error(point, metric)
+    value = format_metric(point.metrics.get(metric))
+    return f"{value} ± {format_metric(error)}" if error > 0 else value
+
+
 def lower_is_better(metric: str) -> bool:
     return any(word in metric.lower() for word in ("error", "loss"))
 
@@ -318,13 +343,14 @@ def spectrum_table(spectrum: Spectrum) -> Table:
 
     has_latency = any(point.latency_ms is not None for point in spectrum.points)
     table = Table(title=spectrum.name or None, box=SIMPLE_HEAD, pad_edge=False)
-    headings = ["width", "multiply-adds", "parameters", *map(metric_label, spectrum.metrics)]
+    metrics = shown_metrics(spectrum)
+    headings = ["width", "multiply-adds", "parameters", *map(metric_label, metrics)]
     for heading in headings + ["latency, ms"] * has_latency:
         table.add_column(heading, justify="right", no_wrap=" " not in heading)
     for point in spectrum.points:
         cells = [format_width(point.width), format_count(point.macs)]
         cells.append(format_count(point.parameters))
-        cells += [format_metric(point.metrics.get(name)) for name in spectrum.metrics]
+        cells += [format_point(point, name) for name in metrics]
         table.add_row(*cells, *[format_metric(point.latency_ms)] * has_latency)
     return table
 

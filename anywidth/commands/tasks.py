@@ -59,9 +59,17 @@ def task_named(name: object) -> Task:
             crop_sections,
             sections_need_data=True,
         )
+    if name == "reinforcement":
+        from anywidth.tasks import reinforcement
+
+        return Task(
+            reinforcement.ReinforcementConfig,
+            reinforcement.train_run,
+            reinforcement.open_trained,
+        )
     raise AnywidthError(
-        f"a run of task {name!r}: expected classification or super_resolution; it may need a "
-        "newer anywidth"
+        f"a run of task {name!r}: expected classification, super_resolution or reinforcement; it "
+        "may need a newer anywidth"
     )
 
 

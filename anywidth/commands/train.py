@@ -36,8 +36,12 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(help="Go on with an interrupted run, from its last checkpoint.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images a step, all ranks.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the training images (of rl: each roll-out).")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Images (of rl: observations) a step, all ranks.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
     report: Annotated[
@@ -63,6 +67,10 @@ def train(
       anywidth train sr                               super-resolution, bundled pictures
 
       anywidth train sr_wdsr --data-dir PICTURES --eval-dir SETS --out runs/wdsr
+
+      anywidth train rl                               a game, learned in minutes on a CPU
+
+      anywidth train rl_breakout --out runs/breakout
 
       anywidth train --resume runs/cifar
 

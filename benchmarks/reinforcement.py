@@ -1,0 +1,375 @@
+"""Train US-PPO and four individual networks with the same number of agent steps, and compare them.
+
+    python -m benchmarks.reinforcement --steps 3000000 --minutes 9 --parallel --out DIR
+
+from the repository's root. The five are a US-Net and I-Nets at 0.25, 0.5, 0.75 and 1.0, which play
+BreakoutNoFrameskip-v4 (`--recipe rl` takes MinAtar's Breakout, for a CPU). Every one is a run under
+`--out` that goes on where it was left: `--minutes 9` stops it cleanly after so long, and the same
+command again continues, and plays the final games of those that are done. `--parallel` trains them
+at once, a process each. The table printed last is also in reinforcement.md, .csv and .json under
+`--out`, and the paper's figure (I-Nets, US-Net, both at the end) in reinforcement.png and .svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import math
+import os
+import platform
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anywidth.config import override, to_json
+from anywidth.errors import AnywidthError
+from anywidth.files import read_json, write_atomically, write_json
+from anywidth.recipes import recipe
+from anywidth.results import run_spectrum, saved_spectrum
+from anywidth.run import Run
+from anywidth.spectra import Spectrum, SpectrumPoint, format_count, spectrum
+from anywidth.tasks.reinforcement import ReinforcementConfig, open_trained, train_run
+from benchmarks.reinforcement_figure import draw
+
+WIDTHS = (0.25, 0.5, 0.75, 1.0)
+NETWORKS: dict[str, dict[str, str]] = {
+    "us": {"method": "us"},
+    **{f"i-{width}": {"method": "i", "width": str(width)} for width in WIDTHS},
+}
+PIECES = "pieces.json"
+LABELS = {"us": "US-Net", "i": "I-Net", "sliced": "I-Net 1.0, sliced"}
+SPECTRUM, SLICED = "spectrum.json", "sliced.json"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: the games of one network at one width."""
+
+    network: str
+    seed: int
+    width: float
+    multiply_adds: int
+    parameters: int
+    score: float
+    score_standard_error: float
+    greedy_score: float
+    greedy_score_standard_error: float
+
+
+# ---- training and evaluating one network ---------------------------------------------------------
+
+
+def config_of(name: str, seed: int, options: argparse.Namespace) -> ReinforcementConfig:
+    config = recipe(options.recipe)
+    if not isinstance(config, ReinforcementConfig):
+        raise AnywidthError(f"--recipe {options.recipe}: expected rl or rl_breakout")
+    changes = {"steps": options.steps, "seed": seed, "device": options.device}
+    given = {field: str(value) for field, value in changes.items() if value is not None}
+    config = override(config, {**given, **dict(options.set), **NETWORKS[name]})
+    points = max(1, options.points)
+    rollouts = math.ceil(config.steps / (config.environments * config.rollout))
+    every = {"validate_every": str(math.ceil(rollouts / points))}
+    return config if "validate_every" in dict(options.set) else override(config, every)
+
+
+def folder_of(name: str, seed: int, options: argparse.Namespace) -> Path:
+    return Path(options.out / f"{name}-seed{seed}")
+
+
+def open_run(name: str, seed: int, options: argparse.Namespace) -> Run:
+    folder, config = folder_of(name, seed, options), config_of(name, seed, options)
+    if not (folder / "config.json").exists():
+        return Run.create(folder, config)
+    run = Run.open(folder, writing=True)
+    wanted = to_json(config)
+    other = [field for field in wanted if run.config_data.get(field) != wanted[field]]
+    if other:
+        raise AnywidthError(
+            f"{folder} was begun with another {', '.join(other)}: repeat its options, or choose "
+            "another --out"
+        )
+    return run
+
+
+def train_piece(name: str, seed: int, options: argparse.Namespace, deadline: float) -> bool:
+    """Trains a network until it is done or time is up; whether it is done."""
+    run = open_run(name, seed, options)
+    if run.finished:
+        return True
+    if time.monotonic() >= deadline:
+        return False
+    begun = run.load_checkpoint()
+    started = time.monotonic()
+    # The training loop saves a checkpoint and returns when it is asked to stop.
+    alarm = threading.Timer(deadline - started, os.kill, (os.getpid(), signal.SIGTERM))
+    alarm.daemon = True
+    if deadline < float("inf"):
+        alarm.start()
+    config = config_of(name, seed, options)
+    try:
+        is_done = train_run(run, config)
+    finally:
+        alarm.cancel()
+    seconds = time.monotonic() - started
+    ended = run.load_checkpoint()
+    updates = (ended.step if ended else 0) - (begun.step if begun else 0)
+    steps = updates * config.batch_size // config.epochs
+    pieces = read_pieces(run)
+    pieces.append({"agent_steps": steps, "seconds": round(seconds, 1)})
+    write_json(run.folder / PIECES, {"pieces": pieces})
+    print(f"{run.folder.name}: {steps:,} agent steps, {pace([pieces[-1]]):,.0f} a second")
+    return is_done
+
+
+def read_pieces(run: Run) -> list[dict[str, float]]:
+    path = run.folder / PIECES
+    return list(read_json(path)["pieces"]) if path.exists() else []
+
+
+def pace(pieces: Sequence[dict[str, float]]) -> float:
+    """Agent steps a second over whole pieces, with starting, capturing and curves in the time."""
+    seconds = sum(piece["seconds"] for piece in pieces)
+    return sum(piece["agent_steps"] for piece in pieces) / seconds if seconds else 0.0
+
+
+def missing_games(name: str, seed: int, options: argparse.Namespace) -> list[str]:
+    """The files of final games that a network still lacks."""
+    wanted = [SPECTRUM, *[SLICED] * (options.control and name == "i-1.0")]
+    folder = folder_of(name, seed, options)
+    return [file for file in wanted if not (folder / file).exists()]
+
+
+def evaluate_network(name: str, seed: int, options: argparse.Namespace) -> None:
+    """Plays the final games that are missing."""
+    missing = missing_games(name, seed, options)
+    if not missing:
+        return
+    trained = open_trained(folder_of(name, seed, options), options.device)
+    if SPECTRUM in missing:
+        widths = [1.0] if trained.config.method == "i" else list(WIDTHS)
+        run_spectrum(trained, widths, measure_latency=False)
+    if SLICED in missing:
+        found = spectrum(trained.model, trained.evaluate, WIDTHS, name="sliced", kind="control")
+        write_json(trained.run.folder / SLICED, found.to_json())
+
+
+def work_on(name: str, seed: int, options: argparse.Namespace, deadline: float) -> bool:
+    """Goes on with a network; whether there is nothing left to do."""
+    if not train_piece(name, seed, options, deadline):
+        return False
+    if time.monotonic() < deadline:
+        evaluate_network(name, seed, options)
+    return not missing_games(name, seed, options)
+
+
+def work_in_parallel(names: Sequence[str], arguments: Sequence[str]) -> None:
+    """A process a network with the same options; each prints its own progress."""
+    own = [argument for argument in arguments if argument != "--parallel"]
+    command = [sys.executable, "-m", "benchmarks.reinforcement", *own, "--no-table", "--only"]
+    children = {name: subprocess.Popen([*command, name]) for name in names}
+    try:
+        codes = {name: child.wait() for name, child in children.items()}
+    except BaseException:
+        for child in children.values():
+            child.terminate()
+        for child in children.values():
+            child.wait()
+        raise
+    failed = [name for name, code in codes.items() if code]
+    if failed:
+        raise AnywidthError(f"{', '.join(failed)} ended with an error; see the lines above")
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+def collect(options: argparse.Namespace) -> dict[tuple[str, int], Spectrum]:
+    """The spectra of all networks that are done."""
+    found = {}
+    for name in NETWORKS:
+        for seed in options.seeds:
+            folder = folder_of(name, seed, options)
+            if (folder / SPECTRUM).exists():
+                found[name, seed] = saved_spectrum(Run.open(folder))
+            if (folder / SLICED).exists():
+                found["sliced", seed] = Spectrum.from_json(read_json(folder / SLICED))
+    return found
+
+
+def rows_of(spectra: dict[tuple[str, int], Spectrum]) -> list[Row]:
+    rows = [
+        row_of(name, seed, point)
+        for (name, seed), found in spectra.items()
+        for point in found.points
+    ]
+    order = list(LABELS.values())
+    return sorted(rows, key=lambda row: (order.index(row.network), row.seed, row.width))
+
+
+def row_of(name: str, seed: int, point: SpectrumPoint) -> Row:
+    assert point.width is not None
+    names = ("score", "score_standard_error", "greedy_score", "greedy_score_standard_error")
+    values = (point.metrics[metric] for metric in names)
+    network = LABELS[name.partition("-")[0]]
+    return Row(network, seed, point.width, point.macs, point.parameters, *values)
+
+
+def findings(rows: Sequence[Row]) -> list[str]:
+    """US-Net less I-Net at every width, with the standard error of the difference."""
+    lines = []
+    for width in WIDTHS:
+        means = {}
+        for network in ("US-Net", "I-Net"):
+            same = [row for row in rows if row.network == network and row.width == width]
+            if same:
+                mean = statistics.mean(row.score for row in same)
+                error = math.hypot(*(row.score_standard_error for row in same)) / len(same)
+                means[network] = mean, error
+        if len(means) == 2:
+            (us, us_error), (i, i_error) = means["US-Net"], means["I-Net"]
+            lines.append(
+                f"width {width}: US-Net {us:.1f}, I-Net {i:.1f}, difference {us - i:+.1f} ± "
+                f"{math.hypot(us_error, i_error):.1f} (standard error over games)"
+            )
+    return lines
+
+
+def facts_of(options: argparse.Namespace) -> dict[str, Any]:
+    runs = {
+        folder.name: Run.open(folder)
+        for name in NETWORKS
+        for seed in options.seeds
+        if ((folder := folder_of(name, seed, options)) / "config.json").exists()
+    }
+    on_gpu = torch.cuda.is_available() and options.device != "cpu"
+    config = config_of("us", options.seeds[0], options)
+    return {
+        "command": shlex.join(["python", "-m", "benchmarks.reinforcement", *sys.argv[1:]]),
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if on_gpu else f"{platform.machine()} CPU",
+        "cores": os.cpu_count(),
+        "environment": config.environment,
+        "agent_steps": config.steps,
+        "games": config.evaluation_games,
+        "seeds": list(options.seeds),
+        "agent_steps_per_second": {
+            name: round(pace(read_pieces(run)), 1) for name, run in runs.items()
+        },
+        "configuration": to_json(config),
+    }
+
+
+def _commit() -> str:
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or "unknown"
+
+
+def to_markdown(rows: Sequence[Row], facts: dict[str, Any], lines: Sequence[str]) -> str:
+    headings = ["network", "seed", "width", "multiply-adds", "score", "score, greedy"]
+    table = [headings, ["---", *["---:"] * (len(headings) - 1)]]
+    for row in rows:
+        sampled = f"{row.score:.1f} ± {row.score_standard_error:.1f}"
+        greedy = f"{row.greedy_score:.1f} ± {row.greedy_score_standard_error:.1f}"
+        costs = format_count(row.multiply_adds)
+        table.append([row.network, str(row.seed), str(row.width), costs, sampled, greedy])
+    text = ["| " + " | ".join(cells) + " |" for cells in table]
+    pages = [f"{name}: {value}" for name, value in facts.items() if name != "configuration"]
+    return "\n".join([*pages, "", *lines, "", *text, ""])
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(Row.__annotations__), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(vars(row) for row in rows)
+    return text.getvalue()
+
+
+def summarise(options: argparse.Namespace) -> None:
+    spectra = collect(options)
+    rows = rows_of(spectra)
+    facts, lines = facts_of(options), findings(rows)
+    stem = options.out / "reinforcement"
+    text = to_markdown(rows, facts, lines)
+    write_atomically(stem.with_suffix(".md"), text.encode())
+    write_atomically(stem.with_suffix(".csv"), to_csv(rows).encode())
+    data = {**facts, "findings": lines, "rows": [vars(row) for row in rows]}
+    write_json(stem.with_suffix(".json"), data)
+    folders = {
+        (name, seed): folder_of(name, seed, options) for name in NETWORKS for seed in options.seeds
+    }
+    draw(folders, spectra, f"{facts['environment']}, {facts['agent_steps']:,} agent steps", stem)
+    missing = [folder.name for key, folder in folders.items() if key not in spectra]
+    if missing:
+        print(f"not done yet: {', '.join(missing)}; the same command goes on with them")
+    print(text)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", required=True, type=Path, help="where runs and results go")
+    parser.add_argument("--recipe", default="rl_breakout", help="rl_breakout or rl")
+    parser.add_argument("--steps", type=int, help="agent steps of each network")
+    parser.add_argument("--minutes", type=float, help="stop training after so long, to go on later")
+    parser.add_argument("--only", choices=NETWORKS, action="append", help="may be repeated")
+    parser.add_argument("--parallel", action="store_true", help="a process for each network")
+    parser.add_argument(
+        "--control", action="store_true", help="also cut the I-Net of width 1.0 to the other widths"
+    )
+    parser.add_argument("--points", type=int, default=25, help="of the learning curves")
+    parser.add_argument("--seeds", default="0", help="such as 0,1,2")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="any field of the configuration, such as environments=32; may be repeated",
+    )
+    parser.add_argument("--no-table", action="store_true", help="train and evaluate only")
+    options = parser.parse_args(arguments)
+    options.seeds = [int(seed) for seed in options.seeds.split(",")]
+    options.set = [tuple(change.split("=", 1)) for change in options.set]
+    return options
+
+
+def main(arguments: Sequence[str]) -> None:
+    started = time.monotonic()
+    options = parse(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    names = options.only or list(NETWORKS)
+    if options.parallel and len(names) > 1:
+        work_in_parallel(names, arguments)
+    else:
+        deadline = float("inf") if options.minutes is None else started + 60 * options.minutes
+        for seed in options.seeds:
+            for name in names:
+                if not work_on(name, seed, options, deadline):
+                    print(f"{name}: stopped before its end; the same command goes on with it")
+                    break
+    if not options.no_table:
+        summarise(options)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except AnywidthError as error:
+        raise SystemExit(f"benchmarks.reinforcement: {error}") from None
