@@ -212,6 +212,7 @@ def rl_breakout() -> ReinforcementConfig:
         batch_size=256,
         learning_rate=2.5e-4,
         warmup_updates=500,
+        entropy_weight=0.02,
         clip=0.1,
         longest_game=10_000,
         validate_every=240,

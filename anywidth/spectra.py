@@ -304,9 +304,11 @@ def shown_metrics(spectrum: Spectrum) -> list[str]:
 
 def format_point(point: SpectrumPoint, metric: str) -> str:
     """A metric at one width, with its standard error if there is one."""
-    error = standard_error(point, metric)
-    value = format_metric(point.metrics.get(metric))
-    return f"{value} ± {format_metric(error)}" if error > 0 else value
+    value, error = point.metrics.get(metric), standard_error(point, metric)
+    if value is None or error == 0:
+        return format_metric(value)
+    places = 2 if abs(value) >= 1 else 4
+    return f"{value:.{places}f} ± {error:.{places}f}"
 
 
 def lower_is_better(metric: str) -> bool:

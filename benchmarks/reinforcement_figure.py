@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from anywidth.files import write_atomically
 from anywidth.metrics import read_metrics
 from anywidth.plots import INK, figure_bytes, style
-from anywidth.spectra import Spectrum
+from anywidth.spectra import Spectrum, format_count
 
 Key = tuple[str, int]
 """A network's name and a seed."""
@@ -58,6 +58,7 @@ def _curves(axes: Axes, runs: Sequence[Sequence[Mapping[str, float]]]) -> None:
         if shared:
             axes.plot(shared, means, color=color, label=f"{width}")
     axes.set_xlabel("agent steps")
+    axes.xaxis.set_major_formatter(lambda value, position: format_count(value))
     axes.set_ylabel("mean score of full games")
     if axes.lines:
         axes.legend(title="width", labelcolor=INK)

@@ -8,12 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anywidth.convert import at_width, slimmable
 from anywidth.environments import Outcome
 from anywidth.errors import AnywidthError
 from anywidth.models.atari_cnn import mlp_policy
+from anywidth.step import SandwichStep
 from anywidth.tasks.ppo import (
     RolloutLoader,
     advantages,
@@ -181,6 +183,30 @@ def test_what_narrower_widths_learn() -> None:
     assert distillation_of(replace(CONFIG, method="i")) is None
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_distilling_brings_the_narrowest_close_to_the_widest(seed: int) -> None:
+    """The widest is held where it is, so what the narrowest learns it has from the widest."""
+    torch.manual_seed(seed)
+    model = small_network(3.0, units=32)
+    observations = torch.randn(64, 2)
+    held = tuple(part.detach() for part in model(observations))
+    step = SandwichStep(
+        model,
+        torch.optim.Adam(model.parameters(), lr=3e-3),
+        lambda output, targets: sum(map(F.mse_loss, output, targets)),
+        distillation_of(replace(CONFIG, entropy_weight=0.0)),
+        widths=2,
+    )
+    distances = []
+    for _ in range(300):
+        widest, narrowest = step(observations, held).outputs
+        distances.append(
+            (divergence(narrowest, widest).item(), value_loss(narrowest[1], widest[1]).item())
+        )
+    assert distances[-1][0] < 0.1 * distances[0][0]
+    assert distances[-1][1] < 0.1 * distances[0][1]
+
+
 def test_the_learning_rate_rises_and_falls_to_zero() -> None:
     config = replace(CONFIG, learning_rate=0.5)
     assert [learning_rate(config, update, 4) for update in range(5)] == [0.5, 0.375, 0.25, 0.125, 0]
@@ -241,8 +267,8 @@ class CountingAlone(Counting):
         raise AssertionError("an environment that can step on its own is sent its actions")
 
 
-def small_network(spread: float = 1.0) -> nn.Module:
-    model = mlp_policy(3, 2, 8)
+def small_network(spread: float = 1.0, units: int = 8) -> nn.Module:
+    model = mlp_policy(3, 2, units)
     nn.init.orthogonal_(model.policy.weight, spread)
     return slimmable(model, None, WidthRange(0.25, 1.0, 2), example_input=torch.rand(2, 2))
 

@@ -19,7 +19,6 @@ from anywidth import training
 from anywidth.errors import AnywidthError
 from anywidth.files import load_tensors, read_json
 from anywidth.metrics import read_metrics
-from anywidth.recipes import recipe
 from anywidth.run import Run
 from anywidth.tasks.policies import actions_and_shape, build_model, network_for
 from anywidth.tasks.reinforcement import (
@@ -67,22 +66,28 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_learns_to_play_at_every_width(tmp_path: Path) -> None:
-    """Random play scores about 0.4; the same network trained at full width alone 0.4 at 0.25."""
+    """Seeds 0 to 4 end between 2.9 and 4.5; random play scores about 0.5."""
     config = replace(
-        recipe("rl"),
-        steps=50_000,
+        TINY,
+        environments=16,
+        rollout=32,
+        batch_size=128,
+        epochs=3,
+        steps=30_000,
+        learning_rate=2e-3,
         warmup_updates=100,
+        clip=0.2,
+        entropy_weight=0.02,
+        widths_per_step=2,
+        log_every=10,
         validate_every=1000,
         checkpoint_every=1000,
-        curve_games=1,
-        device="cpu",
     )
-    assert isinstance(config, ReinforcementConfig)
     assert train_run(Run.create(tmp_path / "run", config), config)
     trained = open_trained(tmp_path / "run", "cpu")
     for width in WIDTHS:
         with aw.at_width(trained.model, width):
-            assert play(trained.model, config, 60, seed=1, greedy=False).mean > 1.5
+            assert play(trained.model, config, 60, seed=1, greedy=False).mean > 2
     fresh = build_model(config, *actions_and_shape(config.environment))
     assert play(fresh, config, 60, seed=1, greedy=False).mean < 1
 
@@ -135,19 +140,6 @@ def test_atari_trains_in_every_way(distill: str, tmp_path: Path) -> None:
         for name in ("policy_loss", "value_loss", "entropy", "divergence/0.25"):
             assert math.isfinite(row[name])
     assert {f"score/{width}" for width in (0.25, 0.5, 0.75, 1.0)} <= rows[-1].keys()
-
-
-def test_distilling_brings_the_narrowest_close_to_the_widest(tmp_path: Path) -> None:
-    divergences = {}
-    for weight in (0.0, 1.0):
-        config = replace(
-            TINY, steps=4096, learning_rate=2e-3, distill_weight=weight, validate_every=1000
-        )
-        folder = tmp_path / str(weight)
-        assert train_run(Run.create(folder, config), config)
-        rows = read_metrics(folder / "metrics.csv")
-        divergences[weight] = sum(row["divergence/0.25"] for row in rows[-10:])
-    assert divergences[1.0] < 0.5 * divergences[0.0]
 
 
 # ---- the network ---------------------------------------------------------------------------------

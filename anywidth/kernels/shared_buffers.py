@@ -44,9 +44,7 @@ def cast_weight(parameter: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def _attached(
-    name: str, parameters: Sequence[Tensor], buffers: Sequence[Tensor]
-) -> Iterator[None]:
+def _attached(name: str, parameters: Sequence[Tensor], buffers: Sequence[Tensor]) -> Iterator[None]:
     for parameter, buffer in zip(parameters, buffers, strict=True):
         setattr(parameter, name, buffer)
     try:
