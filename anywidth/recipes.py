@@ -175,7 +175,9 @@ def sr_wdsr() -> SuperResolutionConfig:
 def rl() -> ReinforcementConfig:
     """US-PPO that plays MinAtar Breakout, for two CPU cores.
 
-    Command: `anywidth train rl`. Two minutes on two cores.
+    Command: `anywidth train rl`. Under two minutes on two idle cores, the games at five widths
+    included; mean score 8.6 at width 0.25 and 8.7 at 1.0 (three seeds, `docs/reinforcement.md`).
+    Random play scores 0.5, and an ordinary network sliced to 0.25 scores 1.1.
     """
     return ReinforcementConfig(
         environment="minatar:breakout",
@@ -198,8 +200,9 @@ def rl() -> ReinforcementConfig:
 def rl_breakout() -> ReinforcementConfig:
     """US-PPO that plays BreakoutNoFrameskip-v4 with the paper's network, for a GPU and many cores.
 
-    Command: `anywidth train rl_breakout`. PPO's settings are those its authors use for Atari; most
-    of the time goes into the games. Not run here to the end.
+    Command: `anywidth train rl_breakout`. PPO's settings are those its authors use for Atari, but
+    for a short warm-up and twice the entropy, which narrower widths need (`docs/reinforcement.md`).
+    Not run here to the end.
     """
     return ReinforcementConfig(
         environment="atari:breakout",

@@ -13,13 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import command
+from matplotlib.collections import LineCollection
 
 import anywidth as aw
 from anywidth import training
 from anywidth.errors import AnywidthError
 from anywidth.files import load_tensors, read_json
 from anywidth.metrics import read_metrics
+from anywidth.plots import curves_figure, spectra_figure, style
 from anywidth.run import Run
+from anywidth.spectra import Spectrum, SpectrumPoint, format_point, shown_metrics
 from anywidth.tasks.policies import actions_and_shape, build_model, network_for
 from anywidth.tasks.reinforcement import (
     ReinforcementConfig,
@@ -29,6 +32,7 @@ from anywidth.tasks.reinforcement import (
     train_run,
 )
 from anywidth.tasks.rollout import Collector, Rollout
+from anywidth.width import ChannelConfig
 
 TINY = ReinforcementConfig(
     environments=4,
@@ -263,6 +267,35 @@ def test_spectrum_and_report(finished: Path) -> None:
     assert "US-PPO on minatar:breakout" in page
     assert "agent steps" in page
     assert "no batch norm" in command("calibrate", finished).output
+
+
+def score_point(width: float, score: float, error: float) -> SpectrumPoint:
+    metrics = {"score": score, "score_standard_error": error}
+    return SpectrumPoint(width, ChannelConfig(()), int(100 * width), 10, metrics)
+
+
+def test_scores_are_shown_with_their_standard_error() -> None:
+    points = score_point(0.25, 4.0, 0.5), score_point(1.0, 8.126, 0.25)
+    found = Spectrum("US-PPO", points)
+    assert shown_metrics(found) == ["score"]
+    assert [format_point(point, "score") for point in points] == ["4.00 ± 0.50", "8.13 ± 0.25"]
+    assert found.best() is points[1]
+    with style():
+        axes = spectra_figure([found]).axes[0]
+    (bars,) = [part for part in axes.collections if isinstance(part, LineCollection)]
+    ends = [sorted(segment[:, 1]) for segment in bars.get_segments()]
+    assert ends == [pytest.approx([3.5, 4.5]), pytest.approx([7.876, 8.376])]
+    low, high = axes.get_ylim()
+    assert low < 3.5
+    assert high > 8.376
+
+
+def test_curves_are_drawn_over_agent_steps() -> None:
+    rows = [{"step": 2 * n, "agent_steps": 64.0 * n, "score/0.25": 1.0 * n} for n in (1, 2, 3)]
+    with style():
+        axes = curves_figure(rows).axes[0]
+    assert axes.get_xlabel() == "agent steps"
+    assert axes.lines[0].get_xdata().tolist() == [64, 128, 192]
 
 
 def test_train_command_goes_from_recipe_to_report(tmp_path: Path) -> None:
