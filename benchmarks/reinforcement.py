@@ -173,9 +173,21 @@ def work_on(name: str, seed: int, options: argparse.Namespace, deadline: float) 
     return not missing_games(name, seed, options)
 
 
+def shared_arguments(arguments: Sequence[str]) -> list[str]:
+    """What all processes are given: not which networks, as each has one of its own."""
+    rest, kept = list(arguments), []
+    while rest:
+        argument = rest.pop(0)
+        if argument == "--only":
+            rest.pop(0)
+        elif argument != "--parallel" and not argument.startswith("--only="):
+            kept.append(argument)
+    return kept
+
+
 def work_in_parallel(names: Sequence[str], arguments: Sequence[str]) -> None:
     """A process a network with the same options; each prints its own progress."""
-    own = [argument for argument in arguments if argument != "--parallel"]
+    own = shared_arguments(arguments)
     command = [sys.executable, "-m", "benchmarks.reinforcement", *own, "--no-table", "--only"]
     children = {name: subprocess.Popen([*command, name]) for name in names}
     try:

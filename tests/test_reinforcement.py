@@ -330,6 +330,7 @@ def test_individual_networks_stand_beside_their_width(finished: Path, tmp_path: 
         (["--environment", "minatar:pong"], "no MinAtar game 'pong'"),
         (["--environment", "chess"], "no environment 'chess'"),
         (["--batch-size", "1000"], "batch_size=1000: expected a divisor of 1024"),
+        (["--batch-size", "1"], "batch_size=1: expected a divisor of 1024 above 1"),
         (["--steps", "0"], "steps=0"),
         (["--distill", "l1"], "kl | ppo | none"),
         (["--enviroments", "8"], "did you mean 'environments'"),

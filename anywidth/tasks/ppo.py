@@ -139,7 +139,7 @@ def distillation_of(config: ReinforcementConfig) -> Loss | WithTargets | None:
     return partial(follow_widest, config)
 
 
-# ---- training ------------------------------------------------------------------------------------
+# ---- batches of roll-outs ------------------------------------------------------------------------
 
 
 class RolloutLoader:
@@ -152,9 +152,9 @@ class RolloutLoader:
     def __init__(self, config: ReinforcementConfig, model: nn.Module, device: torch.device) -> None:
         check_counts(config)
         samples = config.environments * config.rollout
-        if samples % config.batch_size:
+        if samples % config.batch_size or config.batch_size == 1:
             raise AnywidthError(
-                f"batch_size={config.batch_size}: expected a divisor of {samples}, the "
+                f"batch_size={config.batch_size}: expected a divisor of {samples} above 1, the "
                 f"observations of a roll-out ({config.environments} games, {config.rollout} steps)"
             )
         self.config = config
@@ -215,12 +215,12 @@ class RolloutLoader:
     def _begin(self, epoch: int) -> Collector:
         """Environments with seeds of their own for each start, so no resumed run repeats itself."""
         config = self.config
-        parts = 1
-        if config.environment.startswith("atari:") and config.environments % 2 == 0:
-            parts = 2 if config.overlap else 1
+        name = config.environment
+        is_atari = name.startswith("atari:") or name.endswith("NoFrameskip-v4")
+        parts = 2 if config.overlap and is_atari and config.environments % 2 == 0 else 1
         environments = [
             make_environment(
-                config.environment,
+                name,
                 config.environments // parts,
                 derive_seed("environment", config.seed, epoch, part) % 2**31,
                 threads=config.threads,
