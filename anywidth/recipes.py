@@ -55,6 +55,8 @@ def cifar10_mobilenet_v1() -> ClassificationConfig:
         crop_padding=4,
         cutout=8,
         lattice=9,
+        log_every=50,
+        checkpoint_every=1000,
     )
 
 
@@ -77,6 +79,8 @@ def cifar10_mobilenet_v2() -> ClassificationConfig:
         crop_padding=4,
         cutout=8,
         lattice=9,
+        log_every=50,
+        checkpoint_every=1000,
     )
 
 

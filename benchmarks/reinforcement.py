@@ -168,6 +168,8 @@ def work_on(name: str, seed: int, options: argparse.Namespace, deadline: float) 
     """Goes on with a network; whether there is nothing left to do."""
     if not train_piece(name, seed, options, deadline):
         return False
+    if options.only_training:
+        return True
     if time.monotonic() < deadline:
         evaluate_network(name, seed, options)
     return not missing_games(name, seed, options)
@@ -355,6 +357,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         metavar="FIELD=VALUE",
         help="any field of the configuration, such as environments=32; may be repeated",
     )
+    parser.add_argument("--only-training", action="store_true", help="play no final games yet")
     parser.add_argument("--no-table", action="store_true", help="train and evaluate only")
     options = parser.parse_args(arguments)
     options.seeds = [int(seed) for seed in options.seeds.split(",")]

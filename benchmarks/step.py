@@ -5,19 +5,26 @@
 Every column is measured in the same run: ours; (a) the naive sliced step (attributes set by
 `model.apply`, tf32, a synchronisation a width); (b) the four static networks, eager bfloat16
 channels-last, summed; (c) the same under torch.compile; (d) one static full-width eager step.
+
+Each network has a process of its own. They prepare side by side, as cuDNN and torch.compile take
+minutes of a CPU to do so, and are then timed one after the other, alone on the GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -79,48 +86,21 @@ def median_ms(run: Callable[[], Any], repeats: int = 30, warmup: int = 8) -> flo
     return statistics.median(times)
 
 
-def static_step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], None]:
+def static_step(
+    model: nn.Module, images: Tensor, labels: Tensor, compiled: bool = False
+) -> Callable[[], None]:
+    """An ordinary training step of a network that has one width."""
     optimizer = optimizer_of(model)
+    forward = compiled_alone(model) if compiled else model
 
     def run() -> None:
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.bfloat16):
-            loss = F.cross_entropy(model(images), labels)
+            loss = F.cross_entropy(forward(images), labels)
         loss.backward()
         optimizer.step()
 
     return run
-
-
-def compiled_step(
-    model: nn.Module, width: float, images: Tensor, labels: Tensor
-) -> Callable[[], None]:
-    torch._dynamo.reset()
-    small = extract_quietly(model, width).cuda().to(memory_format=torch.channels_last)
-    return static_step(torch.compile(small.train()), images, labels)
-
-
-def compile_ahead(settings: Sequence[tuple[str, int]], processes: int) -> None:
-    """Compiles all static networks in parallel, for the cache on disk: it takes long one by one."""
-
-    def work(setting: tuple[str, int, float]) -> None:
-        text = "/".join(map(str, setting))
-        subprocess.run([sys.executable, "-m", "benchmarks.step", "--compile", text], check=True)
-
-    jobs = [(name, pixels, width) for name, pixels in settings for width in WIDTHS]
-    # Large ones first, so that the last to finish are short.
-    jobs.sort(key=lambda job: ("resnet" not in job[0], -job[1]))
-    with ThreadPoolExecutor(processes) as pool:
-        list(pool.map(work, jobs))
-
-
-def compile_one(text: str) -> None:
-    *name, pixels, width = text.split("/")
-    setting = ("/".join(name), int(pixels))
-    images = torch.randn(SETTINGS[setting], 3, setting[1], setting[1], device="cuda")
-    labels = torch.randint(0, 1000, (len(images),), device="cuda")
-    images = images.contiguous(memory_format=torch.channels_last)
-    compiled_step(build(*setting), float(width), images, labels)()
 
 
 def floor_bytes(model: nn.Module, batch: int, pixels: int) -> int:
@@ -144,48 +124,95 @@ def floor_bytes(model: nn.Module, batch: int, pixels: int) -> int:
     return total
 
 
-def measure(name: str, pixels: int, batch: int, compiled: bool, bandwidth: float) -> dict[str, Any]:
-    torch.cuda.empty_cache()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    images = torch.randn(batch, 3, pixels, pixels, device="cuda")
-    labels = torch.randint(0, 1000, (batch,), device="cuda")
-    last = images.contiguous(memory_format=torch.channels_last)
-    row: dict[str, Any] = {"model": name, "pixels": pixels, "batch": batch}
+class Contest:
+    """Everything that is timed on one network, made ready without timing it.
 
-    model = build(name, pixels)
-    floor = floor_bytes(model, batch, pixels) / bandwidth * 1e3
-    parts = []
-    for width in WIDTHS:
-        small = extract_quietly(model, width).cuda().to(memory_format=torch.channels_last).train()
+    Args:
+        name, pixels: one of `SETTINGS`.
+        compiled: whether (c) takes part.
+    """
+
+    def __init__(self, name: str, pixels: int, compiled: bool) -> None:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        self.name, self.pixels, self.batch = name, pixels, SETTINGS[name, pixels]
+        self.images = torch.randn(self.batch, 3, pixels, pixels, device="cuda")
+        self.last = self.images.contiguous(memory_format=torch.channels_last)
+        self.labels = torch.randint(0, 1000, (self.batch,), device="cuda")
+        self.model = build(name, pixels)
+        self.floor_bytes = floor_bytes(self.model, self.batch, pixels)
+        self.static = [self._static(width) for width in WIDTHS]
+        self.compiled = [self._static(width, True) for width in WIDTHS if compiled]
+        for run in [*self.static, *self.compiled]:
+            run()
+        sandwich_step(build(name, pixels))(self.last, self.labels)
+        torch.cuda.empty_cache()
+
+    def measure(self, bandwidth: float) -> dict[str, Any]:
+        """The row of the table; `bandwidth` is the GPU's, for the floor."""
+        row: dict[str, Any] = {"model": self.name, "pixels": self.pixels, "batch": self.batch}
+        parts = [median_ms(run) for run in self.static]
+        row["full eager (d) ms"] = parts[0]
+        row["static summed (b) ms"] = sum(parts)
+        if self.compiled:
+            row["compiled summed (c) ms"] = sum(median_ms(run) for run in self.compiled)
+        self.static, self.compiled = [], []
+        with self._peak_memory(row, "full eager MiB"):
+            run = self._static(1.0)
+            for _ in range(3):
+                run()
+            del run
+        with self._peak_memory(row, "ours MiB"):
+            step = sandwich_step(self.model)
+            row["ours ms"] = median_ms(partial(step, self.last, self.labels))
+        row["first sight ms"] = first_sight(step, self.last, self.labels) - row["ours ms"]
+        row["floor ms"] = self.floor_bytes / bandwidth * 1e3
+        del step
+        self.model.cpu()
+        torch.cuda.empty_cache()
+        naive = make_naive(plain(self.name), (WIDTHS[0], WIDTHS[1])).cuda().train()
+        run = naive_step(naive, WIDTHS, self.images, self.labels)
+        row["naive (a) ms"] = median_ms(run, 10, 3)
+        return row
+
+    def _static(self, width: float, compiled: bool = False) -> Callable[[], None]:
+        small = extract_quietly(self.model, width).cuda().train()
+        small.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return static_step(small, self.last, self.labels, compiled)
+
+    @contextlib.contextmanager
+    def _peak_memory(self, row: dict[str, Any], name: str) -> Iterator[None]:
+        """Files the most memory that what is made inside takes, with one batch of images."""
+        gc.collect()
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        parts.append(median_ms(static_step(small, last, labels)))
-        if width == 1.0:
-            row["full eager (d) ms"] = parts[0]
-            row["full eager MiB"] = torch.cuda.max_memory_allocated() / 2**20
-        del small
-        torch.cuda.empty_cache()
-    row["static summed (b) ms"] = sum(parts)
-    if compiled:
-        parts = [median_ms(compiled_step(model, width, last, labels)) for width in WIDTHS]
-        row["compiled summed (c) ms"] = sum(parts)
-        torch._dynamo.reset()
-        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        yield
+        peak = torch.cuda.max_memory_allocated() - before + self.last.nbytes
+        row[name] = peak / 2**20
 
-    model = model.cuda().train()
-    torch.cuda.reset_peak_memory_stats()
-    step = aw.SandwichStep(
-        model, optimizer_of(model), F.cross_entropy, autocast=torch.bfloat16, engine="graphs"
+
+def compiled_alone(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Compiled for its own shapes, with a code object of its own: no guards of other networks."""
+
+    def forward(images: Tensor) -> Tensor:
+        output: Tensor = model(images)
+        return output
+
+    code = forward.__code__.replace(co_name=f"forward_{id(model)}")
+    own = FunctionType(code, globals(), closure=forward.__closure__)
+    return torch.compile(own, dynamic=False)
+
+
+def sandwich_step(model: nn.Module) -> aw.SandwichStep:
+    model.cuda().train()
+    return aw.SandwichStep(
+        model,
+        optimizer_of(model),
+        F.cross_entropy,
+        widths=aw.Sampling("fixed", widths=WIDTHS),
+        autocast=torch.bfloat16,
+        engine="graphs",
     )
-    step.sampling = aw.Sampling("fixed", widths=WIDTHS)
-    row["ours ms"] = median_ms(lambda: step(last, labels))
-    row["ours MiB"] = torch.cuda.max_memory_allocated() / 2**20
-    row["first sight ms"] = first_sight(step, last, labels) - row["ours ms"]
-    row["floor ms"] = floor
-    model.cpu()
-    torch.cuda.empty_cache()
-    naive = make_naive(plain(name), (WIDTHS[0], WIDTHS[1])).cuda().train()
-    row["naive (a) ms"] = median_ms(naive_step(naive, WIDTHS, images, labels), 10, 3)
-    return row
 
 
 def first_sight(step: aw.SandwichStep, images: Tensor, labels: Tensor) -> float:
@@ -223,37 +250,99 @@ def summary(row: dict[str, Any]) -> str:
     return "  ".join(parts)
 
 
+# ---- a process a network -------------------------------------------------------------------------
+
+
+class Contestant:
+    """The process of one network: it prepares at once, and is timed when told to."""
+
+    def __init__(self, setting: tuple[str, int], compiled: bool) -> None:
+        text = "/".join(map(str, setting))
+        command = [sys.executable, "-m", "benchmarks.step", "--row", text]
+        # "+cifar" is there for our own step; what it takes others is known from the plain one.
+        command += ["--compiled"] * (compiled and "+" not in setting[0])
+        self.name = text
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def wait_until_ready(self) -> None:
+        self._read()
+
+    def measure(self, bandwidth: float) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{bandwidth}\n")
+        self._process.stdin.flush()
+        row: dict[str, Any] = json.loads(self._read())
+        self._process.wait()
+        return row
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.name}: its process ended early; see the lines above")
+        return line
+
+
+def work_as_contestant(text: str, compiled: bool) -> None:
+    """The other end: a line when all is ready, then, given the bandwidth, the row."""
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print does not go to the parent
+    name, _, pixels = text.rpartition("/")
+    contest = Contest(name, int(pixels), compiled)
+    print("ready", file=answer, flush=True)
+    print(json.dumps(contest.measure(float(sys.stdin.readline()))), file=answer, flush=True)
+
+
+def run_contest(contestants: Sequence[Contestant], out: Path | None) -> None:
+    bandwidth = copy_bandwidth()
+    rows: list[dict[str, Any]] = []
+    for contestant in contestants:
+        rows.append(contestant.measure(bandwidth))
+        print(json.dumps(rows[-1]), flush=True)
+        if out:
+            record(out, rows, bandwidth)
+    name = torch.cuda.get_device_name()
+    print(f"\n{name}, torch {torch.__version__}, {bandwidth / 1e12:.2f} TB/s")
+    for row in rows:
+        print(summary(row))
+
+
+def prepare(settings: Sequence[tuple[str, int]], compiled: bool) -> list[Contestant]:
+    """Starts all processes and waits until they are ready."""
+    started = time.perf_counter()
+    contestants = [Contestant(setting, compiled) for setting in settings]
+    try:
+        for contestant in contestants:
+            contestant.wait_until_ready()
+            print(f"{contestant.name} ready, {time.perf_counter() - started:.0f} s", flush=True)
+    except BaseException:
+        for contestant in contestants:
+            contestant.stop()
+        raise
+    return contestants
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="folder for step.json and step.csv")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, help="folder for step.json")
     parser.add_argument("--compiled", action="store_true", help="measure (c) too: slow")
     parser.add_argument("--only", help="such as mobilenet_v1/224,mobilenet_v1/32", default="")
-    parser.add_argument("--processes", type=int, default=10, help="that compile ahead for (c)")
-    parser.add_argument("--compile", help=argparse.SUPPRESS)
+    parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.compile:
-        compile_one(arguments.compile)
+    if arguments.row:
+        work_as_contestant(arguments.row, arguments.compiled)
         return
     chosen = arguments.only.split(",") if arguments.only else []
     settings = [s for s in SETTINGS if not chosen or f"{s[0]}/{s[1]}" in chosen]
-    compilable = [s for s in settings if "+" not in s[0]]
-    if arguments.compiled:
-        started = time.perf_counter()
-        compile_ahead(compilable, arguments.processes)
-        print(f"compiled ahead in {time.perf_counter() - started:.0f} s", flush=True)
-    bandwidth = copy_bandwidth()
-    rows: list[dict[str, Any]] = []
-    for name, pixels in settings:
-        compiled = arguments.compiled and (name, pixels) in compilable
-        rows.append(measure(name, pixels, SETTINGS[name, pixels], compiled, bandwidth))
-        print(json.dumps(rows[-1]), flush=True)
-        if arguments.out:
-            record(arguments.out, rows, bandwidth)
-    print(
-        f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, {bandwidth / 1e12:.2f} TB/s"
-    )
-    for row in rows:
-        print(summary(row))
+    run_contest(prepare(settings, arguments.compiled), arguments.out)
 
 
 def record(folder: Path, rows: list[dict[str, Any]], bandwidth: float) -> None:

@@ -1,9 +1,12 @@
 """The graph engine and the kernels against the eager engine, where there is a GPU."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import two_ranks
+from command_line import HERE, torchrun
 
 import anywidth as aw
 from anywidth.distillation import WithTargets
@@ -136,3 +139,15 @@ def test_extracted_network_has_no_fast_path_left() -> None:
         small = aw.extract(model, 0.5)
     assert {type(m).__module__.partition(".")[0] for m in small.modules()} <= {"torch", "anywidth"}
     assert not any("_slow_class" in m.__dict__ for m in small.modules())
+
+
+def test_two_ranks_on_graphs_end_in_the_weights_of_one(tmp_path: Path) -> None:
+    done = torchrun(HERE / "two_ranks.py", tmp_path, "cuda")
+    assert done.returncode == 0, done.stderr[-3000:]
+    model, widths = two_ranks.train(rank=0, world_size=1, device="cuda")
+    with torch.serialization.safe_globals([aw.ChannelConfig]):
+        ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
+    for rank in ranks:
+        assert rank["widths"] == widths
+        for name, tensor in model.cpu().state_dict().items():
+            torch.testing.assert_close(rank["weights"][name], tensor, atol=1e-5, rtol=1e-4)

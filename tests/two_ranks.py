@@ -1,9 +1,10 @@
-"""What each of two processes does in `test_distributed.py`: torchrun two_ranks.py OUT."""
+"""What each of two processes does in `test_distributed.py`: torchrun two_ranks.py OUT [cuda]."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,17 +21,21 @@ BATCH = 16
 WIDTHS = (0.25, 0.5, 0.75, 1.0)
 
 
-def train(rank: int, world_size: int) -> tuple[nn.Module, list[aw.ChannelConfig]]:
-    """A few steps on this rank's part of each batch."""
+def train(
+    rank: int, world_size: int, device: str = "cpu"
+) -> tuple[nn.Module, list[aw.ChannelConfig]]:
+    """A few steps on this rank's part of each batch; on a GPU by graphs, in float32."""
     torch.manual_seed(0)
-    model = converted(without_norms())
+    torch.backends.cudnn.allow_tf32 = False
+    model = converted(without_norms()).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
-    step = aw.SandwichStep(model, optimizer, F.cross_entropy, seed=7)
+    autocast: Any = "auto" if device == "cpu" else None
+    step = aw.SandwichStep(model, optimizer, F.cross_entropy, autocast=autocast, seed=7)
     part = slice(BATCH * rank // world_size, BATCH * (rank + 1) // world_size)
     widths = []
     for number in range(STEPS):
         images, labels = images_and_labels(BATCH, seed=number)
-        widths += step(images[part], labels[part]).widths
+        widths += step(images[part].to(device), labels[part].to(device)).widths
     return model, widths
 
 
@@ -42,7 +47,8 @@ def calibrate() -> nn.Module:
     return model
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, device: str = "cpu") -> None:
+    # Several ranks on one GPU are more than NCCL takes, so they meet through the CPU.
     distributed.start_processes(torch.device("cpu"))
     rank = distributed.rank()
     reductions = []
@@ -53,7 +59,7 @@ def main(folder: Path) -> None:
         return all_reduce(tensor, *arguments, **options)
 
     dist.all_reduce = counted
-    model, widths = train(rank, distributed.world_size())
+    model, widths = train(rank, distributed.world_size(), device)
     dist.all_reduce = all_reduce
     calibrated = calibrate()
     # Running statistics differ by rank until they are averaged.
@@ -62,7 +68,7 @@ def main(folder: Path) -> None:
     distributed.average_statistics(tracked)
     torch.save(
         {
-            "weights": model.state_dict(),
+            "weights": model.cpu().state_dict(),
             "widths": widths,
             "reductions": reductions,
             "full": calibrated.state_dict(),
@@ -76,4 +82,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -24,6 +24,7 @@ from anywidth.distillation import soft_cross_entropy
 from anywidth.distributed import barrier, local_device, rank, sum_over_ranks, world_size
 from anywidth.errors import AnywidthError
 from anywidth.extraction import extract_quietly
+from anywidth.fast_layers import use_kernels
 from anywidth.model_spec import load_model
 from anywidth.models.building import initialize
 from anywidth.run import Run
@@ -434,5 +435,7 @@ def open_trained(
     load_weights(model, run.model_tensors())
     load_statistics(model, *run.load_part("statistics"))
     model.to(place).eval()
+    if place.type == "cuda":
+        use_kernels(model, config.kernels)  # else every new width would cost seconds
     data = load_data(config, place) if with_data else None
     return TrainedClassifier(run, config, model, data)
