@@ -50,6 +50,8 @@ NETWORKS: dict[str, dict[str, str]] = {
 PIECES = "pieces.json"
 LABELS = {"us": "US-Net", "i": "I-Net", "sliced": "I-Net 1.0, sliced"}
 SPECTRUM, SLICED = "spectrum.json", "sliced.json"
+# How to train, not what: a run may go on elsewhere.
+CIRCUMSTANCES = {"device", "threads", "precision"}
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ def open_run(name: str, seed: int, options: argparse.Namespace) -> Run:
         return Run.create(folder, config)
     run = Run.open(folder, writing=True)
     wanted = to_json(config)
-    other = [field for field in wanted if run.config_data.get(field) != wanted[field]]
+    changed = {field for field in wanted if run.config_data.get(field) != wanted[field]}
+    other = sorted(changed - CIRCUMSTANCES)
     if other:
         raise AnywidthError(
             f"{folder} was begun with another {', '.join(other)}: repeat its options, or choose "
