@@ -80,7 +80,7 @@ STUDIES: tuple[Study, ...] = (
             ),
         ),
         seeds=3,
-        minutes={"bundled, two cores": 22},
+        minutes={"bundled, two cores": 24},
     ),
     Study(
         "sampling-rule",
