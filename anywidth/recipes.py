@@ -6,6 +6,8 @@ Each says its command, what it takes and what to expect.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from anywidth.errors import AnywidthError
 from anywidth.tasks.classification import ClassificationConfig
@@ -14,6 +16,13 @@ from anywidth.tasks.super_resolution import SuperResolutionConfig
 
 TrainingConfig = ClassificationConfig | SuperResolutionConfig | ReinforcementConfig
 Recipe = Callable[[], TrainingConfig]
+
+# MobileNet v2 and its range of widths in the paper.
+V2: dict[str, Any] = {
+    "model": "mobilenet_v2",
+    "low": 0.35,
+    "switches": (0.35, 0.5, 0.75, 1.0),
+}
 
 
 def fashion_mnist_demo() -> ClassificationConfig:
@@ -63,27 +72,11 @@ def cifar10_mobilenet_v1() -> ClassificationConfig:
 
 
 def cifar10_mobilenet_v2() -> ClassificationConfig:
-    """US-MobileNet v2 on CIFAR-10, strides dropped for 32 px (total stride 8), from width 0.35.
+    """US-MobileNet v2 on CIFAR-10 with v1's settings, from width 0.35.
 
     Command: `anywidth train cifar10_mobilenet_v2 --data-dir DIR`. Not run here.
     """
-    return ClassificationConfig(
-        model="mobilenet_v2",
-        total_stride=8,
-        data="cifar10",
-        low=0.35,
-        switches=(0.35, 0.5, 0.75, 1.0),
-        epochs=50,
-        batch_size=512,
-        learning_rate=0.4,
-        warmup_epochs=2,
-        weight_decay=5e-4,
-        crop_padding=4,
-        cutout=8,
-        lattice=9,
-        log_every=50,
-        checkpoint_every=1000,
-    )
+    return replace(cifar10_mobilenet_v1(), **V2)
 
 
 def imagenet_us_mobilenet_v1() -> ClassificationConfig:
@@ -114,20 +107,7 @@ def imagenet_us_mobilenet_v2() -> ClassificationConfig:
     `torchrun --nproc-per-node 8 -m anywidth train imagenet_us_mobilenet_v2`.
     Not run here: the paper reports 28.5 % error at 1.0 and 37.8 % at 0.35 after 250 epochs.
     """
-    return ClassificationConfig(
-        model="mobilenet_v2",
-        data="folder",
-        image_size=224,
-        low=0.35,
-        switches=(0.35, 0.5, 0.75, 1.0),
-        epochs=250,
-        batch_size=1024,
-        learning_rate=0.5,
-        weight_decay=1e-4,
-        evaluation_batch_size=1000,
-        log_every=50,
-        checkpoint_every=1000,
-    )
+    return replace(imagenet_us_mobilenet_v1(), **V2)
 
 
 def imagenet_us_resnet50() -> ClassificationConfig:
@@ -136,18 +116,13 @@ def imagenet_us_resnet50() -> ClassificationConfig:
     Command: `torchrun --nproc-per-node 8 -m anywidth train imagenet_us_resnet50 --data-dir DIR`.
     Not run here, and not in the paper's tables.
     """
-    return ClassificationConfig(
+    return replace(
+        imagenet_us_mobilenet_v1(),
         model="torchvision:resnet50",
-        data="folder",
-        image_size=224,
         epochs=100,
-        batch_size=1024,
         learning_rate=0.4,
         warmup_epochs=5,
-        weight_decay=1e-4,
         evaluation_batch_size=500,
-        log_every=50,
-        checkpoint_every=1000,
     )
 
 

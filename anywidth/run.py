@@ -129,6 +129,17 @@ class Run:
             remove_leftovers(folder / "checkpoints")
         return cls(folder, data, writing)
 
+    @classmethod
+    def open_finished(cls, folder: str | Path, *, writing: bool = False) -> Run:
+        """Opens a run that has been trained to its end."""
+        run = cls.open(folder, writing=writing)
+        if not run.finished:
+            raise AnywidthError(
+                f"{run.folder} has not finished training; go on with: "
+                f"anywidth train --resume {run.folder}"
+            )
+        return run
+
     @property
     def finished(self) -> bool:
         """Whether training has ended and `save_final` has completed."""

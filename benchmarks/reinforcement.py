@@ -19,14 +19,12 @@ import math
 import os
 import platform
 import shlex
-import signal
 import statistics
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +38,14 @@ from anywidth.results import run_spectrum, saved_spectrum
 from anywidth.run import Run
 from anywidth.spectra import Spectrum, SpectrumPoint, format_count, spectrum
 from anywidth.tasks.reinforcement import ReinforcementConfig, open_trained, train_run
+from benchmarks.pieces import (
+    commit,
+    open_run,
+    read_pieces,
+    steps_per_second,
+    train_piece,
+    work_in_parallel,
+)
 from benchmarks.reinforcement_figure import draw
 
 WIDTHS = (0.25, 0.5, 0.75, 1.0)
@@ -47,7 +53,6 @@ NETWORKS: dict[str, dict[str, str]] = {
     "us": {"method": "us"},
     **{f"i-{width}": {"method": "i", "width": str(width)} for width in WIDTHS},
 }
-PIECES = "pieces.json"
 LABELS = {"us": "US-Net", "i": "I-Net", "sliced": "I-Net 1.0, sliced"}
 SPECTRUM, SLICED = "spectrum.json", "sliced.json"
 # How to train, not what: a run may go on elsewhere.
@@ -89,61 +94,21 @@ def folder_of(name: str, seed: int, options: argparse.Namespace) -> Path:
     return Path(options.out / f"{name}-seed{seed}")
 
 
-def open_run(name: str, seed: int, options: argparse.Namespace) -> Run:
-    folder, config = folder_of(name, seed, options), config_of(name, seed, options)
-    if not (folder / "config.json").exists():
-        return Run.create(folder, config)
-    run = Run.open(folder, writing=True)
-    wanted = to_json(config)
-    changed = {field for field in wanted if run.config_data.get(field) != wanted[field]}
-    other = sorted(changed - CIRCUMSTANCES)
-    if other:
-        raise AnywidthError(
-            f"{folder} was begun with another {', '.join(other)}: repeat its options, or choose "
-            "another --out"
-        )
-    return run
-
-
-def train_piece(name: str, seed: int, options: argparse.Namespace, deadline: float) -> bool:
+def train_network(name: str, seed: int, options: argparse.Namespace, deadline: float) -> bool:
     """Trains a network until it is done or time is up; whether it is done."""
-    run = open_run(name, seed, options)
-    if run.finished:
-        return True
-    if time.monotonic() >= deadline:
-        return False
-    begun = run.load_checkpoint()
-    started = time.monotonic()
-    # The training loop saves a checkpoint and returns when it is asked to stop.
-    alarm = threading.Timer(deadline - started, os.kill, (os.getpid(), signal.SIGTERM))
-    alarm.daemon = True
-    if deadline < float("inf"):
-        alarm.start()
     config = config_of(name, seed, options)
-    try:
-        is_done = train_run(run, config)
-    finally:
-        alarm.cancel()
-    seconds = time.monotonic() - started
-    ended = run.load_checkpoint()
-    updates = (ended.step if ended else 0) - (begun.step if begun else 0)
-    steps = updates * config.batch_size // config.epochs
-    pieces = read_pieces(run)
-    pieces.append({"agent_steps": steps, "seconds": round(seconds, 1)})
-    write_json(run.folder / PIECES, {"pieces": pieces})
-    print(f"{run.folder.name}: {steps:,} agent steps, {pace([pieces[-1]]):,.0f} a second")
+    run = open_run(folder_of(name, seed, options), config, CIRCUMSTANCES)
+    is_done, piece = train_piece(run, partial(train_run, run, config), deadline)
+    if piece["steps"]:
+        agent_steps = int(piece["steps"] * agent_steps_of_update(config))
+        pace = agent_steps / piece["seconds"]
+        print(f"{run.folder.name}: {agent_steps:,} agent steps, {pace:,.0f} a second")
     return is_done
 
 
-def read_pieces(run: Run) -> list[dict[str, float]]:
-    path = run.folder / PIECES
-    return list(read_json(path)["pieces"]) if path.exists() else []
-
-
-def pace(pieces: Sequence[dict[str, float]]) -> float:
-    """Agent steps a second over whole pieces, with starting, capturing and curves in the time."""
-    seconds = sum(piece["seconds"] for piece in pieces)
-    return sum(piece["agent_steps"] for piece in pieces) / seconds if seconds else 0.0
+def agent_steps_of_update(config: ReinforcementConfig) -> float:
+    """Every observation is in `epochs` updates."""
+    return config.batch_size / config.epochs
 
 
 def missing_games(name: str, seed: int, options: argparse.Namespace) -> list[str]:
@@ -169,43 +134,13 @@ def evaluate_network(name: str, seed: int, options: argparse.Namespace) -> None:
 
 def work_on(name: str, seed: int, options: argparse.Namespace, deadline: float) -> bool:
     """Goes on with a network; whether there is nothing left to do."""
-    if not train_piece(name, seed, options, deadline):
+    if not train_network(name, seed, options, deadline):
         return False
     if options.only_training:
         return True
     if time.monotonic() < deadline:
         evaluate_network(name, seed, options)
     return not missing_games(name, seed, options)
-
-
-def shared_arguments(arguments: Sequence[str]) -> list[str]:
-    """What all processes are given: not which networks, as each has one of its own."""
-    rest, kept = list(arguments), []
-    while rest:
-        argument = rest.pop(0)
-        if argument == "--only":
-            rest.pop(0)
-        elif argument != "--parallel" and not argument.startswith("--only="):
-            kept.append(argument)
-    return kept
-
-
-def work_in_parallel(names: Sequence[str], arguments: Sequence[str]) -> None:
-    """A process a network with the same options; each prints its own progress."""
-    own = shared_arguments(arguments)
-    command = [sys.executable, "-m", "benchmarks.reinforcement", *own, "--no-table", "--only"]
-    children = {name: subprocess.Popen([*command, name]) for name in names}
-    try:
-        codes = {name: child.wait() for name, child in children.items()}
-    except BaseException:
-        for child in children.values():
-            child.terminate()
-        for child in children.values():
-            child.wait()
-        raise
-    failed = [name for name, code in codes.items() if code]
-    if failed:
-        raise AnywidthError(f"{', '.join(failed)} ended with an error; see the lines above")
 
 
 # ---- the table -----------------------------------------------------------------------------------
@@ -273,7 +208,7 @@ def facts_of(options: argparse.Namespace) -> dict[str, Any]:
     config = config_of("us", options.seeds[0], options)
     return {
         "command": shlex.join(["python", "-m", "benchmarks.reinforcement", *sys.argv[1:]]),
-        "commit": _commit(),
+        "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if on_gpu else f"{platform.machine()} CPU",
@@ -283,17 +218,11 @@ def facts_of(options: argparse.Namespace) -> dict[str, Any]:
         "games": config.evaluation_games,
         "seeds": list(options.seeds),
         "agent_steps_per_second": {
-            name: round(pace(read_pieces(run)), 1) for name, run in runs.items()
+            name: round(steps_per_second(read_pieces(run)) * agent_steps_of_update(config), 1)
+            for name, run in runs.items()
         },
         "configuration": to_json(config),
     }
-
-
-def _commit() -> str:
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip() or "unknown"
 
 
 def to_markdown(rows: Sequence[Row], facts: dict[str, Any], lines: Sequence[str]) -> str:
@@ -374,7 +303,7 @@ def main(arguments: Sequence[str]) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     names = options.only or list(NETWORKS)
     if options.parallel and len(names) > 1:
-        work_in_parallel(names, arguments)
+        work_in_parallel("benchmarks.reinforcement", names, arguments)
     else:
         deadline = float("inf") if options.minutes is None else started + 60 * options.minutes
         for seed in options.seeds:

@@ -17,24 +17,20 @@ import argparse
 import csv
 import io
 import itertools
-import os
 import platform
 import shlex
-import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from anywidth.config import to_json
 from anywidth.errors import AnywidthError
-from anywidth.files import read_json, write_atomically, write_json
+from anywidth.files import write_atomically, write_json
 from anywidth.plots import plot_spectra
 from anywidth.results import run_spectrum, saved_spectrum
 from anywidth.run import Run
@@ -46,6 +42,14 @@ from anywidth.tasks.super_resolution import (
     train_run,
 )
 from anywidth.tasks.upscaling import evaluate_bicubic
+from benchmarks.pieces import (
+    commit,
+    open_run,
+    read_pieces,
+    steps_per_second,
+    train_piece,
+    work_in_parallel,
+)
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "i-0.5": {"method": "i", "width": 0.5},
@@ -63,7 +67,6 @@ LABELS = {
     "us-l1-truth": "US-WDSR, l1 distillation and truth",
     "us-no-distillation": "US-WDSR, no distillation",
 }
-PIECES = "pieces.json"
 
 
 @dataclass(frozen=True)
@@ -105,58 +108,15 @@ def config_of(name: str, options: argparse.Namespace) -> SuperResolutionConfig:
     )
 
 
-def open_run(name: str, options: argparse.Namespace) -> Run:
-    folder, config = options.out / name, config_of(name, options)
-    if not (folder / "config.json").exists():
-        return Run.create(folder, config)
-    run = Run.open(folder, writing=True)
-    wanted = to_json(config)
-    other = [field for field in wanted if run.config_data.get(field) != wanted[field]]
-    if other:
-        raise AnywidthError(
-            f"{folder} was begun with another {', '.join(other)}: repeat its options, or choose "
-            "another --out"
-        )
-    return run
-
-
-def train_piece(name: str, options: argparse.Namespace, deadline: float) -> bool:
+def train_network(name: str, options: argparse.Namespace, deadline: float) -> bool:
     """Trains a network until it is done or time is up; whether it is done."""
-    run = open_run(name, options)
-    if run.finished:
-        return True
-    if time.monotonic() >= deadline:
-        return False
-    begun = run.load_checkpoint()
-    started = time.monotonic()
-    # The training loop saves a checkpoint and returns when it is asked to stop.
-    alarm = threading.Timer(deadline - started, os.kill, (os.getpid(), signal.SIGTERM))
-    alarm.daemon = True
-    if deadline < float("inf"):
-        alarm.start()
-    try:
-        is_done = train_run(run, config_of(name, options))
-    finally:
-        alarm.cancel()
-    seconds = time.monotonic() - started
-    ended = run.load_checkpoint()
-    steps = (ended.step if ended else 0) - (begun.step if begun else 0)
-    pieces = read_pieces(run)
-    pieces.append({"steps": steps, "seconds": round(seconds, 1)})
-    write_json(run.folder / PIECES, {"pieces": pieces})
-    print(f"{name}: {steps} steps, {pace([pieces[-1]], options.batch_size):,.0f} patches/s")
+    config = config_of(name, options)
+    run = open_run(options.out / name, config)
+    is_done, piece = train_piece(run, partial(train_run, run, config), deadline)
+    if piece["steps"]:
+        pace = options.batch_size * steps_per_second([piece])
+        print(f"{name}: {piece['steps']} steps, {pace:,.0f} patches/s")
     return is_done
-
-
-def read_pieces(run: Run) -> list[dict[str, float]]:
-    path = run.folder / PIECES
-    return list(read_json(path)["pieces"]) if path.exists() else []
-
-
-def pace(pieces: Sequence[dict[str, float]], batch_size: int) -> float:
-    """Patches a second over whole pieces, with loading, capturing and validating in the time."""
-    seconds = sum(piece["seconds"] for piece in pieces)
-    return batch_size * sum(piece["steps"] for piece in pieces) / seconds if seconds else 0.0
 
 
 def evaluate_network(name: str, options: argparse.Namespace) -> None:
@@ -172,28 +132,10 @@ def evaluate_network(name: str, options: argparse.Namespace) -> None:
 
 
 def work_on(name: str, options: argparse.Namespace, deadline: float) -> bool:
-    if not train_piece(name, options, deadline):
+    if not train_network(name, options, deadline):
         return False
     evaluate_network(name, options)
     return True
-
-
-def work_in_parallel(names: Sequence[str], arguments: Sequence[str]) -> None:
-    """A process a network with the same options; each prints its own progress."""
-    own = [argument for argument in arguments if argument != "--parallel"]
-    command = [sys.executable, "-m", "benchmarks.super_resolution", *own, "--no-table", "--only"]
-    children = {name: subprocess.Popen([*command, name]) for name in names}
-    try:
-        codes = {name: child.wait() for name, child in children.items()}
-    except BaseException:
-        for child in children.values():
-            child.terminate()
-        for child in children.values():
-            child.wait()
-        raise
-    failed = [name for name, code in codes.items() if code]
-    if failed:
-        raise AnywidthError(f"{', '.join(failed)} ended with an error; see the lines above")
 
 
 # ---- the table -----------------------------------------------------------------------------------
@@ -255,7 +197,7 @@ def facts_of(options: argparse.Namespace) -> dict[str, Any]:
     on_gpu = torch.cuda.is_available() and options.device != "cpu"
     return {
         "command": shlex.join(["python", "-m", "benchmarks.super_resolution", *sys.argv[1:]]),
-        "commit": _commit(),
+        "commit": commit(),
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if on_gpu else f"{platform.machine()} CPU",
         "precision": options.precision,
@@ -265,17 +207,10 @@ def facts_of(options: argparse.Namespace) -> dict[str, Any]:
         "steps": config_of("us", options).epochs * config_of("us", options).steps_per_epoch,
         "parallel": options.parallel,
         "patches_per_second": {
-            name: round(pace(read_pieces(Run.open(folder)), options.batch_size), 1)
+            name: round(options.batch_size * steps_per_second(read_pieces(Run.open(folder))), 1)
             for name, folder in runs.items()
         },
     }
-
-
-def _commit() -> str:
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip() or "unknown"
 
 
 def to_markdown(rows: Sequence[Row], facts: dict[str, Any], lines: Sequence[str]) -> str:
@@ -378,7 +313,7 @@ def main(arguments: Sequence[str]) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     names = options.only or list(NETWORKS)
     if options.parallel and len(names) > 1:
-        work_in_parallel(names, arguments)
+        work_in_parallel("benchmarks.super_resolution", names, arguments)
     else:
         deadline = float("inf") if options.minutes is None else started + 60 * options.minutes
         for name in names:

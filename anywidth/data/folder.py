@@ -16,7 +16,7 @@ from anywidth.data.folder_images import (
     ImageFiles,
     scan_folder,
 )
-from anywidth.data.order import BatchOrder, choose_subset
+from anywidth.data.order import BatchOrder, OrderedLoader, choose_subset
 from anywidth.errors import AnywidthError
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def check_same_classes(train: ImageFiles, validation: ImageFiles) -> None:
         )
 
 
-class FolderLoader:
+class FolderLoader(OrderedLoader):
     """Yield normalised (images, labels) batches of image files.
 
     The order is drawn from (seed, epoch), and what happens to an image from (seed, epoch, its
@@ -126,28 +126,6 @@ class FolderLoader:
             generator=torch.Generator(),
         )
         self._epoch_under_way = object()
-
-    def __len__(self) -> int:
-        """Return the steps of an epoch."""
-        return len(self.order)
-
-    @property
-    def samples(self) -> int:
-        """The samples of all ranks; an epoch may leave some out (drop_last, corrupt files)."""
-        return self.order.samples
-
-    @property
-    def batch_size(self) -> int:
-        """The samples of a full batch, all ranks together."""
-        return self.order.batch_size
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return self.epoch(0)
-
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's part of each batch of an epoch, from step ``start`` on."""
-        self.order.check_start(epoch, start)
-        return self._batches(epoch, start)
 
     def _batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         token = self._epoch_under_way = object()

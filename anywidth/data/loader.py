@@ -7,12 +7,12 @@ from torch import Tensor
 
 from anywidth.data.arrays import ImageArrays
 from anywidth.data.augment import Augmentation, apply_parameters, draw_parameters, normalize
-from anywidth.data.order import BatchOrder, choose_subset
+from anywidth.data.order import BatchOrder, OrderedLoader, choose_subset
 from anywidth.errors import AnywidthError
 from anywidth.seeds import derive_seed
 
 
-class DeviceLoader:
+class DeviceLoader(OrderedLoader):
     """Yield normalised (images, labels) batches of arrays that are kept on ``device``.
 
     The order of an epoch is drawn from (seed, epoch) and the augmentation of a step from (seed,
@@ -68,28 +68,6 @@ class DeviceLoader:
         )
         self._mean = torch.tensor(self.mean, device=self.device)
         self._std = torch.tensor(self.std, device=self.device)
-
-    def __len__(self) -> int:
-        """Return the steps of an epoch."""
-        return len(self.order)
-
-    @property
-    def samples(self) -> int:
-        """The samples of all ranks; an epoch with ``drop_last`` may leave some of them out."""
-        return self.order.samples
-
-    @property
-    def batch_size(self) -> int:
-        """The samples of a full batch, all ranks together."""
-        return self.order.batch_size
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return self.epoch(0)
-
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's part of each batch of an epoch, from step ``start`` on."""
-        self.order.check_start(epoch, start)
-        return self._batches(epoch, start)
 
     def _batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         order = self.order.permutation(epoch)

@@ -1,5 +1,6 @@
 """Which samples each step of an epoch sees, and which part of them falls to each rank."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -84,6 +85,40 @@ class BatchOrder:
                 f"epoch={epoch}, start={start}: expected epoch >= 0 and start from 0 to "
                 f"{len(self)}, the steps of an epoch"
             )
+
+
+class OrderedLoader:
+    """What the loaders have in common: epochs that can begin at any step, in a known order.
+
+    A loader sets `order` and yields the batches of an epoch in `_batches`.
+    """
+
+    order: BatchOrder
+
+    def __len__(self) -> int:
+        """Return the steps of an epoch."""
+        return len(self.order)
+
+    @property
+    def samples(self) -> int:
+        """The samples of all ranks; an epoch may leave some out (drop_last, corrupt files)."""
+        return self.order.samples
+
+    @property
+    def batch_size(self) -> int:
+        """The samples of a full batch, all ranks together."""
+        return self.order.batch_size
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.epoch(0)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's part of each batch of an epoch, from step ``start`` on."""
+        self.order.check_start(epoch, start)
+        return self._batches(epoch, start)
+
+    def _batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        raise NotImplementedError
 
 
 def choose_subset(samples: int, count: int, seed: int) -> Tensor:

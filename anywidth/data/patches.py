@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from anywidth.data.order import BatchOrder
+from anywidth.data.order import BatchOrder, OrderedLoader
 from anywidth.data.super_resolution import PicturePairs, Pictures
 from anywidth.errors import AnywidthError
 from anywidth.seeds import derive_seed
 
 
-class PatchLoader:
+class PatchLoader(OrderedLoader):
     """Yields (low, high) batches of aligned patches, floating point in [0, 1].
 
     `low` has shape (batch, 3, patch, patch), `high` is `scale` times as large; both are in
@@ -73,26 +73,7 @@ class PatchLoader:
         self._places = rows * columns
         self._places_up_to = self._places.cumsum(0)
 
-    def __len__(self) -> int:
-        """Return the steps of an epoch."""
-        return len(self.order)
-
-    @property
-    def samples(self) -> int:
-        """The patches of an epoch, all ranks together."""
-        return self.order.samples
-
-    @property
-    def batch_size(self) -> int:
-        """The patches of a step, all ranks together."""
-        return self.order.batch_size
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return self.epoch(0)
-
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's part of each batch of an epoch, from step `start` on."""
-        self.order.check_start(epoch, start)
+    def _batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         return (self._batch(epoch, step) for step in range(start, len(self)))
 
     def _batch(self, epoch: int, step: int) -> tuple[Tensor, Tensor]:

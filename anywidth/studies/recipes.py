@@ -84,8 +84,8 @@ def cifar10() -> ClassificationConfig:
     Chosen by the error of the full-width I-Net of MobileNet v1 on a tenth of the training images
     held out, one seed each, 50 epochs: batches of 512 with learning rates 0.2 and 0.4, 6.82 and
     5.82 %; batches of 256 with 0.2, 6.02 % (80 epochs: 5.60 %), with 0.2 and weight decay 1e-3,
-    5.72 %, with 0.1 and weight decay 1e-3, 6.30 %. Batches of 512 are the cheaper of two that are as
-    good.
+    5.72 %, with 0.1 and weight decay 1e-3, 6.30 %. Of those that are as good, batches of 512 are
+    the cheapest.
     """
     return replace(
         cifar10_mobilenet_v1(),

@@ -421,12 +421,7 @@ def open_trained(
     folder: str | Path, device: str = "auto", with_data: bool = True
 ) -> TrainedClassifier:
     """Loads a finished run for calibrating, evaluating or predicting."""
-    run = Run.open(folder, writing=rank() == 0)
-    if not run.finished:
-        raise AnywidthError(
-            f"{run.folder} has not finished training; go on with: "
-            f"anywidth train --resume {run.folder}"
-        )
+    run = Run.open_finished(folder, writing=rank() == 0)
     config = from_json(ClassificationConfig, run.config_data)
     place = local_device(device)
     state = run.state()

@@ -236,12 +236,7 @@ class TrainedPolicy:
 
 def open_trained(folder: str | Path, device: str = "auto", with_data: bool = True) -> TrainedPolicy:
     """Loads a finished run for evaluating or playing; its data are games, made when asked for."""
-    run = Run.open(folder, writing=rank() == 0)
-    if not run.finished:
-        raise AnywidthError(
-            f"{run.folder} has not finished training; go on with: "
-            f"anywidth train --resume {run.folder}"
-        )
+    run = Run.open_finished(folder, writing=rank() == 0)
     config = from_json(ReinforcementConfig, run.config_data)
     state = run.state()
     model = build_model(config, state["actions"], tuple(state["observation_shape"]))

@@ -378,12 +378,7 @@ def open_trained(
     folder: str | Path, device: str = "auto", with_data: bool = True
 ) -> TrainedUpscaler:
     """Loads a finished run for evaluating or upscaling."""
-    run = Run.open(folder, writing=rank() == 0)
-    if not run.finished:
-        raise AnywidthError(
-            f"{run.folder} has not finished training; go on with: "
-            f"anywidth train --resume {run.folder}"
-        )
+    run = Run.open_finished(folder, writing=rank() == 0)
     config = from_json(SuperResolutionConfig, run.config_data)
     model = build_model(config)
     load_weights(model, run.model_tensors())
