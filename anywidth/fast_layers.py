@@ -8,7 +8,6 @@ before everywhere else, so the same network still runs on a CPU.
 
 from __future__ import annotations
 
-import itertools
 from functools import cache
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _NormBase
 
 from anywidth import kernels
+from anywidth.convert import plan_of
 from anywidth.kernels.shared_buffers import cast_weight, gradient_sum
 from anywidth.layers import cut_name, drop_fast_paths, is_narrowed, is_switched_norm, scale_name
 
@@ -27,6 +27,7 @@ _ACTIVATIONS: dict[type[nn.Module], str] = {
     nn.SiLU: "silu",
     nn.Hardswish: "hardswish",
 }
+_DONE = "_is_activated"
 
 
 def use_kernels(model: nn.Module, enabled: bool = True) -> nn.Module:
@@ -37,9 +38,8 @@ def use_kernels(model: nn.Module, enabled: bool = True) -> nn.Module:
     if not enabled or not kernels.available():
         drop_fast_paths(model)
         return model
-    for module in model.modules():
-        if isinstance(module, nn.Sequential):
-            _join_activations(module)
+    for norm, activation in plan_of(model).activations:
+        _join(model.get_submodule(norm), model.get_submodule(activation))
     for module in model.modules():
         if not is_narrowed(module) or "_slow_class" in module.__dict__:
             continue
@@ -116,7 +116,7 @@ def _is_pointwise(module: nn.Conv2d) -> bool:
 
 def _depthwise_forward(self: Any, x: Tensor) -> Tensor:
     weight, stride, padding = self._parameters["weight"], self.stride[0], self.padding[0]
-    if x.is_cuda and type(self.__dict__.get(cut_name("weight", 0))) is int:
+    if kernels.reach(x) and type(self.__dict__.get(cut_name("weight", 0))) is int:
         x = x.contiguous(memory_format=torch.channels_last)
         if kernels.supports_depthwise_conv2d(x, weight, stride, padding):
             return kernels.depthwise_conv2d(x, weight, stride, padding)
@@ -125,7 +125,7 @@ def _depthwise_forward(self: Any, x: Tensor) -> Tensor:
 
 
 def _pointwise_forward(self: Any, x: Tensor) -> Tensor:
-    if not x.is_cuda:
+    if not kernels.reach(x):
         result: Tensor = self._slow_forward(x)
         return result
     state = self.__dict__
@@ -151,8 +151,8 @@ class _Pointwise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pixels: Tensor, weight: Tensor, made: int, read: int) -> Tensor:
         dtype = pixels.dtype
-        if torch.is_autocast_enabled("cuda"):
-            dtype = torch.get_autocast_dtype("cuda")
+        if torch.is_autocast_enabled(pixels.device.type):
+            dtype = torch.get_autocast_dtype(pixels.device.type)
         rows = pixels.to(dtype).reshape(-1, read)
         active = cast_weight(weight)[:made, :read, 0, 0].to(dtype)
         ctx.save_for_backward(rows, active, weight)
@@ -182,36 +182,32 @@ class _Pointwise(torch.autograd.Function):
 # ---- batch norm with its activation --------------------------------------------------------------
 
 
-def _join_activations(sequence: nn.Sequential) -> None:
-    """Where a batch norm is followed by an activation module, the norm does both."""
-    children = list(sequence.children())
-    for norm, activation in itertools.pairwise(children):
-        kind = _ACTIVATIONS.get(type(activation))
-        if (
-            kind is not None
-            and isinstance(norm, nn.BatchNorm2d)
-            and is_narrowed(norm)
-            and "_slow_class" not in activation.__dict__
-        ):
+def _join(norm: nn.Module, activation: nn.Module) -> None:
+    """Lets a batch norm do the work of the activation that alone reads its output."""
+    kind = _ACTIVATIONS.get(_slow_class(activation))
+    if kind is not None and isinstance(norm, nn.BatchNorm2d) and is_narrowed(norm):
+        if "_slow_class" not in activation.__dict__:
             _give(activation, _joined_forward)
-            activation.__dict__["_is_done"] = False
-            norm.__dict__["_activation"] = (kind, activation)
+        norm.__dict__["_activation"] = kind
+
+
+def _slow_class(module: nn.Module) -> Any:
+    return module.__dict__.get("_slow_class", type(module))
 
 
 def _joined_forward(self: Any, x: Tensor) -> Tensor:
-    """The activation after a joined norm: passes on what the norm has activated already."""
-    if self.__dict__["_is_done"]:
-        self.__dict__["_is_done"] = False
+    """Passes on what the norm before it has activated; a module may be called elsewhere too."""
+    if x.__dict__.pop(_DONE, False):
         return x
     result: Tensor = self._slow_forward(x)
     return result
 
 
 def _norm_forward(self: Any, x: Tensor) -> Tensor:
-    if not (x.is_cuda and self.training and _is_prefix(self)):
+    if not (kernels.reach(x) and self.training and _is_prefix(self)):
         result: Tensor = self._slow_forward(x)
         return result
-    kind, activation = self.__dict__.get("_activation", ("none", None))
+    kind = self.__dict__.get("_activation", "none")
     weight, bias = self._parameters["weight"], self._parameters["bias"]
     mean = var = batches = None
     momentum = self.momentum
@@ -222,9 +218,10 @@ def _norm_forward(self: Any, x: Tensor) -> Tensor:
     if momentum is None or not kernels.supports_batch_norm_act(x, weight, bias, mean, var, kind):
         slow: Tensor = self._slow_forward(x)
         return slow
-    if activation is not None:
-        activation.__dict__["_is_done"] = True
-    return kernels.batch_norm_act(x, weight, bias, mean, var, momentum, self.eps, kind, batches)
+    done = kernels.batch_norm_act(x, weight, bias, mean, var, momentum, self.eps, kind, batches)
+    if kind != "none":
+        done.__dict__[_DONE] = True
+    return done
 
 
 def _is_prefix(norm: _NormBase) -> bool:

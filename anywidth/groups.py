@@ -34,6 +34,8 @@ class Plan:
         inputs: for each weight that output averaging scales, the index of its input axis.
         outputs: for each convolution and linear layer in order, the axis it makes.
         folds: (layer, batch norm) pairs where the norm alone reads the layer's output.
+        activations: (batch norm, module) pairs where the module, an activation, alone reads the
+            norm's output.
         example: the shape and dtype of each input the plan was made with.
         notes: what a reader should know of how the plan came to be.
         widths: the range and divisor that `resolve` works with.
@@ -48,6 +50,7 @@ class Plan:
     inputs: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, Axis] = field(default_factory=dict)
     folds: list[tuple[str, str]] = field(default_factory=list)
+    activations: list[tuple[str, str]] = field(default_factory=list)
     example: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     widths: WidthRange = field(default_factory=WidthRange)

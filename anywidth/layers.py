@@ -73,8 +73,7 @@ def drop_fast_paths(model: nn.Module) -> None:
     for module in model.modules():
         if "_slow_class" in module.__dict__:
             module.__class__ = module.__dict__.pop("_slow_class")
-            for name in ("_activation", "_is_done"):
-                module.__dict__.pop(name, None)
+            module.__dict__.pop("_activation", None)
 
 
 def is_narrowed(module: nn.Module) -> bool:

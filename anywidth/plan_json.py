@@ -35,6 +35,7 @@ def fields_to_json(plan: Mapping[str, Any]) -> dict[str, Any]:
         "inputs": dict(plan["inputs"]),
         "outputs": {layer: _axis_to_json(axis) for layer, axis in plan["outputs"].items()},
         "folds": [list(pair) for pair in plan["folds"]],
+        "activations": [list(pair) for pair in plan["activations"]],
         "example": [[list(shape), dtype] for shape, dtype in plan["example"]],
         "notes": list(plan["notes"]),
     }
@@ -69,6 +70,7 @@ def fields_from_json(data: Mapping[str, Any]) -> dict[str, Any]:
             "inputs": dict(data["inputs"]),
             "outputs": {layer: _axis_from_json(a) for layer, a in data["outputs"].items()},
             "folds": [(layer, norm) for layer, norm in data["folds"]],
+            "activations": [(norm, module) for norm, module in data.get("activations", ())],
             "example": [(tuple(shape), dtype) for shape, dtype in data["example"]],
             "notes": list(data["notes"]),
             "widths": WidthRange(*data["widths"]),

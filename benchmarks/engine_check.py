@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import anywidth as aw
+from anywidth.model_spec import load_model
 
-NETWORKS = ("mobilenet_v1", "mobilenet_v2")
+NETWORKS = ("mobilenet_v1", "mobilenet_v2", "torchvision:resnet18")
 # How far the losses of both engines may be apart after any of 50 steps.
 LOSSES = {None: 1e-5, torch.bfloat16: 1e-3}
 # How many times PyTorch's distance from float64 the kernels may have.
@@ -33,7 +34,8 @@ def make_step(
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     torch.manual_seed(0)
-    model = getattr(aw.models, name)(num_classes=10, total_stride=8)
+    options = {} if ":" in name else {"total_stride": 8}
+    model = load_model(name, num_classes=10, **options)
     aw.slimmable(model, example_input=torch.randn(2, 3, 32, 32), verified=False)
     model.to("cuda", dtype)
     return aw.SandwichStep(

@@ -28,7 +28,7 @@ def test_fifty_steps_of_graphs_give_the_losses_of_the_eager_engine(
     assert (plain - graphs).abs().max() <= LOSSES[autocast]
 
 
-@pytest.mark.parametrize("name", ["mobilenet_v1", "mobilenet_v2"])
+@pytest.mark.parametrize("name", ["mobilenet_v1", "mobilenet_v2", "torchvision:resnet18"])
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_gradients_by_kernels_are_as_exact_as_those_of_plain_layers(
     autocast: torch.dtype | None, name: str

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from anywidth.kernels.eligibility import (
     ACTIVATIONS,
+    interpreted,
     obstacle_to_batch_norm_act,
     obstacle_to_depthwise_conv2d,
+    reach,
     triton_installed,
 )
 
@@ -24,14 +26,15 @@ __all__ = [
     "batch_norm_act",
     "batch_norm_act_with_statistics",
     "depthwise_conv2d",
+    "reach",
     "supports_batch_norm_act",
     "supports_depthwise_conv2d",
 ]
 
 
 def available() -> bool:
-    """Whether there is a CUDA device and Triton to run the kernels with."""
-    return torch.cuda.is_available() and triton_installed()
+    """Whether there is Triton, and a CUDA device or its interpreter to run the kernels with."""
+    return triton_installed() and (torch.cuda.is_available() or interpreted())
 
 
 def supports_depthwise_conv2d(x: Tensor, weight: Tensor, stride: int, padding: int) -> bool:

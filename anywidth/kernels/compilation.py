@@ -20,8 +20,3 @@ def compile_once(function: Callable[..., Any]) -> Any:
         do_not_specialize=[p.name for p in parameters if p.annotation is int],
         do_not_specialize_on_alignment=[p.name for p in parameters if p.name.endswith("slice_ptr")],
     )(function)
-
-
-def interpreted() -> bool:
-    """Whether kernels run on the CPU in Triton's interpreter (``TRITON_INTERPRET=1``)."""
-    return bool(triton.knobs.runtime.interpret)

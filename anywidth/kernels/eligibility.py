@@ -1,5 +1,6 @@
 """Which calls the kernels can take. Each check returns what is wrong, or None; no Triton needed."""
 
+import os
 from functools import cache
 from importlib.util import find_spec
 
@@ -18,6 +19,16 @@ MOST_ELEMENTS = 2**31 - 2**26
 def triton_installed() -> bool:
     """Whether Triton can be imported."""
     return find_spec("triton") is not None
+
+
+def interpreted() -> bool:
+    """Whether kernels run on the CPU in Triton's interpreter."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def reach(x: Tensor) -> bool:
+    """Whether kernels can work on a tensor where it lies."""
+    return x.is_cuda or interpreted()
 
 
 def obstacle_to_depthwise_conv2d(
@@ -88,7 +99,7 @@ def obstacle_to_batch_norm_act(
 def _obstacle_to_input(x: Tensor) -> str | None:
     if not triton_installed():
         return "Triton is not installed"
-    if not x.is_cuda and not _interpreted():
+    if not reach(x):
         return f"x is on {x.device}, expected a CUDA device"
     if x.dtype not in DTYPES:
         return f"x has dtype {x.dtype}, expected one of {DTYPES}"
@@ -111,9 +122,3 @@ def _obstacle_to_parameter(name: str, parameter: Tensor, x: Tensor) -> str | Non
     if parameter.shape[0] < x.shape[1]:
         return f"{name} has {parameter.shape[0]} channels, expected at least x's {x.shape[1]}"
     return None
-
-
-def _interpreted() -> bool:
-    from anywidth.kernels.compilation import interpreted
-
-    return interpreted()

@@ -21,6 +21,8 @@ from anywidth.trace.build import build_plan
 from anywidth.trace.rules import MAKERS, RULES
 from anywidth.trace.value import Context, Traced, shape_of
 
+ACTIVATIONS = ("relu", "relu6", "hardtanh", "silu", "hardswish")
+
 
 def plan(model: nn.Module, example_input: Any) -> Plan:
     """Finds which channels of a network must shrink together.
@@ -50,10 +52,10 @@ def plan(model: nn.Module, example_input: Any) -> Plan:
     tensors = _fresh_tensors(context, graphs)
     _tie_attention(context, tensors)
     for number, exported in enumerate(graphs):
-        costs, folds = list(context.costs), list(context.folds)
+        before = list(context.costs), list(context.folds), list(context.activations)
         _run_rules(context, exported, tensors)
         if number > 0:
-            context.costs, context.folds = costs, folds
+            context.costs, context.folds, context.activations = before
     found = build_plan(context, tensors, _batch_size(inputs))
     found.example = [
         (tuple(x.shape), str(x.dtype).removeprefix("torch."))
@@ -163,6 +165,7 @@ def _run_rules(context: Context, exported: Any, tensors: dict[str, Traced]) -> N
     batched: set[str] = set()
     made_by: dict[str, str] = {}
     folds: list[tuple[str, str]] = []
+    activations: list[tuple[str, str]] = []
     norms: list[str] = []
 
     def lookup(argument: Any) -> Any:
@@ -195,6 +198,9 @@ def _run_rules(context: Context, exported: Any, tensors: dict[str, Traced]) -> N
                 norms.append(context.layer)
                 if len(node.args[0].users) == 1:
                     folds.append((made_by.get(node.args[0].name, ""), context.layer))
+                readers = list(node.users)
+                if len(readers) == 1 and _op_name(readers[0].target) in ACTIVATIONS:
+                    activations.append((context.layer, _layer(readers[0])))
         elif node.op == "output":
             context.fix_all(lookup(list(node.args)), "is an output of the model")
         else:
@@ -202,6 +208,7 @@ def _run_rules(context: Context, exported: Any, tensors: dict[str, Traced]) -> N
     made = Counter(made_by.values())
     once = [(a, b) for a, b in folds if a and b and made[a] == norms.count(b) == 1]
     context.folds += once
+    context.activations += [(a, b) for a, b in activations if a and b and norms.count(a) == 1]
 
 
 def _constant(meta: Any) -> Any:
@@ -226,6 +233,7 @@ def _apply(context: Context, target: Any, arguments: list[Any], keywords: dict[s
 
 
 def _op_name(target: Any) -> str:
+    """The name of an operation; one that works in place counts as the one that does not."""
     if not hasattr(target, "_schema"):
         return getattr(target, "__name__", str(target))
     name: str = target._schema.name.removeprefix("aten::")

@@ -41,6 +41,7 @@ class Context:
     inputs: dict[str, int] = field(default_factory=dict)
     # (layer, batch norm) where nothing but the norm reads the layer's output.
     folds: list[tuple[str, str]] = field(default_factory=list)
+    activations: list[tuple[str, str]] = field(default_factory=list)
     op: str = ""
     layer: str = ""
     meta: Any = None

@@ -14,7 +14,7 @@ from anywidth.kernels.tiling import choose_folds, choose_parts, choose_strips
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """Let CPU tensors pass for tensors on a device, as in the interpreter."""
-    monkeypatch.setattr(eligibility, "_interpreted", lambda: True)
+    monkeypatch.setattr(eligibility, "interpreted", lambda: True)
 
 
 def _image(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

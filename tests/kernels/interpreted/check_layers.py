@@ -1,0 +1,100 @@
+"""Whole networks on the kernels against the same networks on PyTorch's layers, in float64."""
+
+import copy
+
+import interpreter  # noqa: F401
+import pytest
+import torch
+from interpreter import assert_near
+from torch import Tensor, nn
+
+import anywidth as aw
+from anywidth.fast_layers import use_kernels
+from anywidth.layers import drop_fast_paths
+
+WIDTHS = (1.0, 0.3)
+
+
+class SharedActivations(nn.Module):
+    """Residual blocks as they are often written: one activation module for all places."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(16) for _ in range(4))
+        self.depthwise = nn.Conv2d(16, 16, 3, padding=1, groups=16, bias=False)
+        self.pointwise = nn.Conv2d(16, 16, 1, bias=False)
+        self.other = nn.Conv2d(16, 16, 1, bias=False)
+        self.activation = activation
+        self.last = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.activation(self.norms[0](self.first(x)))
+        # Both are normalised before either is activated, and one of them is read twice.
+        inner, other = self.norms[1](self.depthwise(x)), self.norms[2](self.other(x))
+        inner, twice = self.activation(inner), self.activation(other) + 0.1 * other
+        x = self.activation(x + self.norms[3](self.pointwise(inner)) + twice)
+        return self.last(x.mean((2, 3)))
+
+
+def _converted(model: nn.Module) -> nn.Module:
+    example = torch.randn(2, 3, 8, 8)
+    return aw.slimmable(model, None, aw.WidthRange(0.25, 1.0, 4), example_input=example)
+
+
+def _networks() -> dict[str, nn.Module]:
+    torch.manual_seed(0)
+    small = aw.models.mobilenet_v2(num_classes=5, total_stride=8)
+    inverted = nn.Sequential(*list(small.features)[:3], nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return {
+        "shared SiLU": SharedActivations(nn.SiLU()),
+        "shared ReLU in place": SharedActivations(nn.ReLU(inplace=True)),
+        "inverted residuals": nn.Sequential(inverted, nn.Linear(24, 5)),
+    }
+
+
+@pytest.mark.parametrize("name", _networks())
+def test_gradients_are_those_of_plain_layers(name: str) -> None:
+    fast = _converted(_networks()[name]).to(memory_format=torch.channels_last)
+    slow = copy.deepcopy(fast).double()
+    use_kernels(fast)
+    assert any("_slow_class" in module.__dict__ for module in fast.modules())
+    images, labels = torch.randn(6, 3, 8, 8), torch.arange(6) % 5
+    for width in WIDTHS:
+        for model, x in ((fast, images), (slow, images.double())):
+            model.train().zero_grad()
+            with aw.at_width(model, width):
+                nn.functional.cross_entropy(model(x), labels).backward()
+        for (path, ours), exact in zip(fast.named_parameters(), slow.parameters(), strict=True):
+            assert exact.grad is not None, path
+            assert_near(ours.grad, exact.grad, 2e-4)
+        for ours, exact in zip(fast.buffers(), slow.buffers(), strict=True):
+            assert_near(ours, exact.to(ours.dtype), 2e-4)
+
+
+def test_only_activations_that_read_a_norm_alone_are_joined() -> None:
+    model = _converted(SharedActivations(nn.SiLU()))
+    joined = [("norms.0", "activation"), ("norms.1", "activation")]
+    assert aw.plan_of(model).activations == joined
+    use_kernels(model)
+    assert [norm.__dict__.get("_activation") for norm in model.norms] == [
+        "silu",
+        "silu",
+        None,
+        None,
+    ]
+    drop_fast_paths(model)
+    assert type(model.activation) is nn.SiLU
+    assert not any("_activation" in norm.__dict__ for norm in model.norms)
+
+
+def test_a_joined_activation_still_works_on_anything_else() -> None:
+    model = _converted(SharedActivations(nn.SiLU()))
+    use_kernels(model)
+    x = torch.randn(2, 16, 4, 4).contiguous(memory_format=torch.channels_last)
+    plain = nn.functional.silu(x)
+    assert torch.equal(model.activation(x), plain)
+    normalised = model.norms[0].train()(x)
+    activated = model.activation(normalised)
+    assert activated is normalised
+    assert torch.equal(model.activation(activated), nn.functional.silu(activated))
