@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from anywidth.errors import AnywidthError
 from anywidth.groups import Plan
@@ -113,6 +114,10 @@ def _apply(model: nn.Module, plan: Plan, average_outputs: bool) -> None:
         elastic = tuple(i for i, axis in enumerate(plan.tensors[name]) if axis is not None)
         if elastic or (average_outputs and name in plan.inputs):
             axes.setdefault(owner, {})[key] = elastic
+    for module in model.modules():
+        # What reaches a norm changes with the width even where its channels do not.
+        if isinstance(module, _NormBase) and module.running_mean is not None:
+            axes.setdefault(module, {})
     for module, tensors in axes.items():
         narrow(module, tensors)
     state = SlimmableState(plan, average_outputs)
@@ -124,7 +129,8 @@ def _apply(model: nn.Module, plan: Plan, average_outputs: bool) -> None:
 def _undo(model: nn.Module) -> None:
     if STATE in model.__dict__:
         state = state_of(model)
-        state.set(model, state.plan.full)
+        with contextlib.suppress(Exception):  # it may be what failed
+            state.set(model, state.plan.full)
         del model.__dict__[STATE]
     for module in model.modules():
         if is_narrowed(module):

@@ -13,11 +13,13 @@ from torch import Tensor
 def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0) -> Tensor:
     """Cross entropy against the soft labels of the full width (the paper's inplace distillation).
 
+    Classes are axis 1, as for `torch.nn.functional.cross_entropy`: a picture of logits will do.
     `teacher_logits` must carry no gradient: a sub-network's loss never reaches the full network.
     With a temperature other than the paper's 1, the loss is scaled by its square so that its
     gradients keep their size.
     """
-    soft_labels = F.softmax(teacher_logits / temperature, dim=-1)
+    classes = 1 if teacher_logits.dim() > 1 else 0
+    soft_labels = F.softmax(teacher_logits / temperature, dim=classes)
     loss = F.cross_entropy(logits / temperature, soft_labels)
     return loss if temperature == 1.0 else loss * temperature**2
 

@@ -43,12 +43,12 @@ def use_kernels(model: nn.Module, enabled: bool = True) -> nn.Module:
     for module in model.modules():
         if not is_narrowed(module) or "_slow_class" in module.__dict__:
             continue
-        if isinstance(module, nn.Conv2d):
+        if isinstance(module, nn.Conv2d) and type(module).forward is nn.Conv2d.forward:
             if _is_depthwise(module):
                 _give(module, _depthwise_forward)
             elif _is_pointwise(module):
                 _give(module, _pointwise_forward)
-        elif isinstance(module, nn.BatchNorm2d) and is_switched_norm(module):
+        elif _only_normalises(module) and is_switched_norm(module):
             _give(module, _norm_forward)
     return model
 
@@ -185,10 +185,24 @@ class _Pointwise(torch.autograd.Function):
 def _join(norm: nn.Module, activation: nn.Module) -> None:
     """Lets a batch norm do the work of the activation that alone reads its output."""
     kind = _ACTIVATIONS.get(_slow_class(activation))
-    if kind is not None and isinstance(norm, nn.BatchNorm2d) and is_narrowed(norm):
+    if kind is not None and _only_normalises(norm) and is_narrowed(norm):
         if "_slow_class" not in activation.__dict__:
             _give(activation, _joined_forward)
-        norm.__dict__["_activation"] = kind
+        norm.__dict__["_activation"] = (kind, activation)
+
+
+def _only_normalises(module: nn.Module) -> bool:
+    """Not so for a class of its own forward, which may activate as well."""
+    return isinstance(module, nn.BatchNorm2d) and type(module).forward is nn.BatchNorm2d.forward
+
+
+def _is_watched(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
 
 
 def _slow_class(module: nn.Module) -> Any:
@@ -207,7 +221,9 @@ def _norm_forward(self: Any, x: Tensor) -> Tensor:
     if not (kernels.reach(x) and self.training and _is_prefix(self)):
         result: Tensor = self._slow_forward(x)
         return result
-    kind = self.__dict__.get("_activation", "none")
+    kind, activation = self.__dict__.get("_activation", ("none", None))
+    if activation is not None and (_is_watched(self) or _is_watched(activation)):
+        kind = "none"  # hooks may hand on another tensor, or want to see this one
     weight, bias = self._parameters["weight"], self._parameters["bias"]
     mean = var = batches = None
     momentum = self.momentum

@@ -69,8 +69,8 @@ class Plan:
             return config
         if isinstance(width, Mapping):
             for name, value in width.items():
-                self.group(name)
                 self.widths.check(value)
+                self._check_free(self.group(name), value)
             fractions = {name: width.get(name, 1.0) for name in self.groups}
         else:
             self.widths.check(width)
@@ -86,6 +86,18 @@ class Plan:
             else:
                 channels[name] = group.round(group.channels * fractions[name], self.widths.divisor)
         return ChannelConfig(tuple((name, channels[name]) for name in self.groups))
+
+    def _check_free(self, group: ChannelGroup, fraction: float) -> None:
+        if group.tied is not None:
+            base, multiple = group.tied
+            raise AnywidthError(
+                f"group {group.name!r} is tied to {multiple} times {base!r}: give {base!r} a width"
+            )
+        if group.fixed is not None and fraction != 1.0:
+            raise AnywidthError(
+                f"group {group.name!r} is fixed ({group.fixed}), so it cannot run at {fraction}; "
+                "leave it out"
+            )
 
     def _in_order(self, config: ChannelConfig) -> ChannelConfig:
         """The configuration with its groups in the order of the network, if it has just those."""

@@ -197,6 +197,25 @@ def tracked_statistics(model: nn.Module) -> list[Statistics]:
     return [entry for norm in norms for entry in norm.__dict__["_bank"].values()]
 
 
+@contextlib.contextmanager
+def statistics_kept(model: nn.Module) -> Iterator[None]:
+    """Puts back the running statistics of all widths that passes in between have changed."""
+    entries = tracked_statistics(model)
+    ready = [entry.ready for entry in entries]
+    tensors = list(model.buffers())
+    for entry in entries:
+        tensors += [entry.running_mean, entry.running_var, entry.num_batches_tracked]
+    before = [tensor.clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in zip(tensors, before, strict=True):
+                tensor.copy_(value)
+        for entry, was_ready in zip(entries, ready, strict=True):
+            entry.ready = was_ready
+
+
 def _running(name: str) -> Callable[[nn.Module], Tensor | None]:
     def running(self: nn.Module) -> Tensor | None:
         state = self.__dict__

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anywidth.layers import statistics_kept
+
 # Quicker passes are too short to tell apart, and have nothing to gain.
 _SHORTEST_PASS = 0.02
 # What bfloat16 must save to be worth its coarser numbers.
@@ -33,10 +35,10 @@ def faster_dtype(
     if not parameters or any(parameter.dtype != torch.float32 for parameter in parameters):
         return None
     if all(parameter.is_cuda for parameter in parameters):
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else None
+        has_it = torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if has_it else None
     if not _cpu_has_bfloat16():
         return None
-    buffers = [buffer.clone() for buffer in model.buffers()]
     random_state = torch.get_rng_state()
 
     def seconds(dtype: torch.dtype | None) -> float:
@@ -52,15 +54,13 @@ def faster_dtype(
         return min(times)
 
     try:
-        plain = seconds(None)
-        if plain < _SHORTEST_PASS:
-            return None
-        return torch.bfloat16 if seconds(torch.bfloat16) < _WORTH_IT * plain else None
+        with statistics_kept(model):
+            plain = seconds(None)
+            if plain < _SHORTEST_PASS:
+                return None
+            return torch.bfloat16 if seconds(torch.bfloat16) < _WORTH_IT * plain else None
     finally:
         torch.set_rng_state(random_state)
-        with torch.no_grad():
-            for buffer, value in zip(model.buffers(), buffers, strict=True):
-                buffer.copy_(value)
 
 
 def _cpu_has_bfloat16() -> bool:

@@ -276,10 +276,6 @@ class Run:
         """The network's `state_dict`: the finished one, or the newest checkpoint's."""
         return self.load_part("model")[0]
 
-    def statistics_tensors(self) -> dict[str, Tensor]:
-        """The batch-norm statistics: the finished ones, or the newest checkpoint's."""
-        return self.load_part("statistics")[0]
-
     def state(self) -> dict[str, Any]:
         """The JSON data saved with the finished network, or with the newest checkpoint."""
         if self.finished:

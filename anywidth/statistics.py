@@ -108,6 +108,20 @@ def calibrated_widths(model: nn.Module) -> list[Width]:
     return []
 
 
+def is_full_width_new(model: nn.Module) -> bool:
+    """Whether the full width's statistics are those that a new network starts with.
+
+    So they stay where training leaves the full width out. Files of old networks do not count
+    batches, but have means.
+    """
+    for norm in model.modules():
+        if is_switched_norm(norm):
+            mean, batches = norm._buffers["running_mean"], norm._buffers["num_batches_tracked"]
+            counted = batches is not None and bool(batches > 0)
+            return not counted and mean is not None and not bool(mean.any())
+    return False
+
+
 def _keep(state: SlimmableState, norm: nn.Module, config: ChannelConfig, entry: Statistics) -> None:
     if config == state.plan.full:
         # The full width's statistics are the buffers that `state_dict` holds.

@@ -56,7 +56,7 @@ class SandwichStep:
         widths: how many widths a step, for the sandwich rule; or a `Sampling` for any other.
         truth: how much of the narrower widths' loss is the true targets' (0 in the paper, which
             found mixing worse).
-        seed: widths are drawn from this and the step's number.
+        seed: widths are drawn from this and the step's number; a `Sampling` has its own.
         autocast: run forward passes in this dtype, as `torch.autocast` does; None in that of the
             parameters. `"auto"` is bfloat16 on a GPU, and on a CPU where the first step finds it
             faster.
@@ -105,8 +105,7 @@ class SandwichStep:
         self.count = 0
         on_gpu = all(parameter.is_cuda for parameter in model.parameters())
         if on_gpu:
-            # What convolutions are fastest in; the parameters stay the same objects.
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            _lay_channels_last(model)
             use_kernels(model, kernels)
         self.autocast = autocast
         objective = Objective(loss, distill, truth, None if autocast == "auto" else autocast)
@@ -169,6 +168,13 @@ class SandwichStep:
             votes = sum_over_ranks(torch.tensor(float(found is not None)))
             found = found if votes.item() == world_size() else None
         return found
+
+
+def _lay_channels_last(model: nn.Module) -> None:
+    """What convolutions of images are fastest in; the parameters stay the same objects."""
+    for parameter in model.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
 
 
 def _is_on_cpu(model: nn.Module) -> bool:

@@ -63,13 +63,13 @@ def _private_class(shared: type[nn.Module]) -> type[nn.Module]:
 
 
 def _private(name: str, shared: type[nn.Module]) -> Callable[[nn.Module], Tensor | None]:
-    fallback = getattr(shared, name)
+    narrowed = getattr(shared, name, None)
 
     def private(self: nn.Module) -> Tensor | None:
         index = self.__dict__["_switches"].get(self.__dict__["_config"])
         if index is None:
-            shared_part: Tensor | None = fallback.fget(self)
-            return shared_part
+            # A norm whose channels are the same at all widths has no active part.
+            return self._parameters[name] if narrowed is None else narrowed.fget(self)
         held = getattr(self._modules[PRIVATE_AFFINE], name)
         own: Tensor = held[index]
         return own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -255,3 +256,14 @@ def test_functional_call_and_vmap_see_the_width(x: Tensor) -> None:
         both = torch.vmap(lambda p: torch.func.functional_call(model, p, (rows,)))(stacked)
         assert_close(both[0], model(rows))
         assert_close(model(rows), extract_quietly(model, 0.5)(rows))
+
+
+def test_a_plan_that_names_a_missing_module_leaves_the_network_as_it_was() -> None:
+    model, x = network(), torch.randn(2, 3, 8, 8)
+    plan = aw.plan(model, x)
+    plan.attributes.append(replace(plan.attributes[0], module="gone"))
+    expected = model.eval()(x)
+    with pytest.raises(AttributeError, match="gone"):
+        aw.slimmable(model, plan)
+    assert torch.equal(model(x), expected)
+    aw.slimmable(model, aw.plan(model, x))

@@ -86,3 +86,10 @@ def test_channels_beyond_the_widest_student_see_the_true_labels_alone() -> None:
     F.cross_entropy(model(images), labels).backward()
     torch.testing.assert_close(both[8:], weight.grad[8:])
     assert not torch.allclose(both[:8, :8], weight.grad[:8, :8])
+
+
+def test_classes_of_a_picture_are_its_channels() -> None:
+    student, teacher = torch.randn(2, 5, 4, 3), torch.randn(2, 5, 4, 3)
+    rows = [logits.permute(0, 2, 3, 1).reshape(-1, 5) for logits in (student, teacher)]
+    expected = aw.soft_cross_entropy(*rows)
+    torch.testing.assert_close(aw.soft_cross_entropy(student, teacher), expected)

@@ -201,3 +201,46 @@ def test_uncalibrated_extraction_warns() -> None:
     model = convert(network(), torch.randn(IMAGE))
     with pytest.warns(UserWarning, match="not calibrated"):
         aw.extract(model, 0.5)
+
+
+class LeakyNorm(nn.BatchNorm2d):
+    """As some libraries have it: the activation is part of the norm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.leaky_relu(super().forward(x))
+
+
+class Standardised(nn.Conv2d):
+    """Scaling its weight would change nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight / self.weight.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+        return self._conv_forward(x, weight, self.bias)
+
+
+UNFOLDABLE = {
+    "a norm that also activates": nn.Sequential(
+        nn.Conv2d(3, 16, 3), LeakyNorm(16), nn.Conv2d(16, 4, 1)
+    ),
+    "a weight worked out on the way": nn.Sequential(
+        Standardised(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 4, 1)
+    ),
+    "a norm over positions": nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.Flatten(2), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNFOLDABLE)
+def test_what_cannot_be_folded_is_left_as_it_is(name: str) -> None:
+    model = convert(UNFOLDABLE[name], torch.randn(IMAGE))
+    x = torch.randn(IMAGE)
+    stir(model, (x,))
+    model.eval()
+    for width in (1.0, 0.5):
+        with aw.at_width(model, width), uncalibrated_allowed(model), torch.no_grad():
+            expected = model(x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            small = aw.extract(model, width, fold=True)
+        assert_close(small(x), expected)

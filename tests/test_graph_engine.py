@@ -1,5 +1,6 @@
 """The graph engine and the kernels against the eager engine, where there is a GPU."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 import two_ranks
 from command_line import HERE, torchrun
+from torch.utils.checkpoint import checkpoint
 
 import anywidth as aw
 from anywidth.distillation import WithTargets
@@ -151,3 +153,35 @@ def test_two_ranks_on_graphs_end_in_the_weights_of_one(tmp_path: Path) -> None:
         assert rank["widths"] == widths
         for name, tensor in model.cpu().state_dict().items():
             torch.testing.assert_close(rank["weights"][name], tensor, atol=1e-5, rtol=1e-4)
+
+
+def test_checkpointed_blocks_and_volumes_are_captured() -> None:
+    class Checkpointed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Conv3d(3, 16, 3, padding=1)
+            self.inner = torch.nn.Sequential(torch.nn.Conv3d(16, 16, 1), torch.nn.ReLU())
+            self.last = torch.nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = checkpoint(self.inner, self.first(x), use_reentrant=False)
+            return self.last(hidden.mean((2, 3, 4)))
+
+    def trained(engine: Any) -> torch.Tensor:
+        torch.manual_seed(0)
+        torch.backends.cudnn.allow_tf32 = False
+        model = Checkpointed()
+        aw.slimmable(model, example_input=torch.randn(2, 3, 4, 4, 4))
+        model.cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss = torch.nn.functional.cross_entropy
+        step = aw.SandwichStep(model, optimizer, loss, autocast=None, engine=engine)
+        for seed in range(4):
+            generator = torch.Generator("cuda").manual_seed(seed)
+            x = torch.randn(8, 3, 4, 4, 4, device="cuda", generator=generator)
+            step(x, torch.arange(8, device="cuda") % 4)
+        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(trained("graphs"), trained("eager"), atol=1e-5, rtol=1e-4)

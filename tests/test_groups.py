@@ -180,3 +180,16 @@ def test_printed_plan_says_all(plan: aw.Plan) -> None:
 def test_damaged_json(data) -> None:
     with pytest.raises(aw.AnywidthError, match="plan"):
         aw.Plan.from_json(data)
+
+
+def test_a_width_for_a_group_that_cannot_have_one_is_refused(x: torch.Tensor) -> None:
+    plan = aw.plan(network(), x)
+    plan.tie("3", "0", 2)
+    plan.pin("6", "read by other code")
+    with pytest.raises(aw.AnywidthError, match=r"'3' is tied to 2 times '0': give '0' a width"):
+        plan.resolve({"3": 0.5})
+    with pytest.raises(
+        aw.AnywidthError, match=r"'6' is fixed \(read by other code\), so it cannot"
+    ):
+        plan.resolve({"6": 0.5})
+    assert plan.resolve({"0": 0.5, "6": 1.0}).to_json() == {"0": 8, "3": 16, "6": 64, "8": 4}

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import anywidth as aw
 from anywidth.convert import track_statistics
 from anywidth.files import load_tensors, save_tensors
-from anywidth.layers import Statistics
-from anywidth.statistics import load_statistics, statistics_to_tensors
+from anywidth.layers import Statistics, statistics_kept
+from anywidth.statistics import is_full_width_new, load_statistics, statistics_to_tensors
 
 Moments = list[tuple[Tensor, Tensor]]
 
@@ -372,3 +372,46 @@ def test_a_network_without_batch_norm_needs_no_statistics() -> None:
     assert aw.calibrated_widths(network) == []
     with aw.at_width(network.eval(), 0.5):
         assert network(torch.randn(3, 4)).shape == (3, 2)
+
+
+def test_a_norm_whose_channels_stay_has_statistics_for_every_width() -> None:
+    """What reaches it depends on the width all the same."""
+    model = converted(nn.Sequential(*tiny(), nn.BatchNorm1d(10)))
+    last = model[-1]  # type: ignore[index]
+    images, _ = images_and_labels(64)
+    model.train()
+    with aw.at_width(model, 0.5):
+        model(images)
+    assert last.num_batches_tracked == 0  # type: ignore[union-attr]
+    aw.calibrate(model, images.split(32), [0.25, 1.0])
+    model.eval()
+    for width in (0.25, 1.0):
+        with aw.at_width(model, width), torch.no_grad():
+            outputs = model(images)
+        torch.testing.assert_close(outputs.std(0, correction=0), torch.ones(10), atol=0.1, rtol=0)
+        torch.testing.assert_close(aw.extract(model, width)(images), outputs)
+
+
+def test_the_full_width_is_new_until_it_has_seen_something() -> None:
+    model = converted()
+    images, _ = images_and_labels(32)
+    assert is_full_width_new(model)
+    aw.calibrate(model, images.split(16), [0.25])
+    assert is_full_width_new(model)
+    aw.calibrate(model, images.split(16), [1.0])
+    assert not is_full_width_new(model)
+
+
+def test_passes_that_leave_no_trace() -> None:
+    model = converted().train()
+    images, _ = images_and_labels(16)
+    before = {name: tensor.clone() for name, tensor in statistics_to_tensors(model)[0].items()}
+    with statistics_kept(model):
+        for width in (0.25, 1.0):
+            with aw.at_width(model, width):
+                model(images)
+        assert aw.calibrated_widths(model) == [0.25, 1.0]
+    assert aw.calibrated_widths(model) == [1.0]
+    assert is_full_width_new(model)
+    for name, tensor in statistics_to_tensors(model)[0].items():
+        assert torch.equal(tensor, before[name])

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import anywidth as aw
+from anywidth.engine.passes import detached
 
 # Losses of the widest, the narrowest and two random widths, at steps 0, 1, ... of `golden_run`.
 GOLDEN = [
@@ -291,3 +292,18 @@ def test_a_precision_that_was_chosen_is_not_chosen_again() -> None:
     step = aw.SandwichStep(model, sgd(model), F.cross_entropy)
     step.precision = "bfloat16"
     assert step(*images_and_labels(8)).outputs[0].dtype == torch.bfloat16
+
+
+class Named(dict[str, Tensor]):
+    """An output whose parts are attributes too, as some libraries return it."""
+
+    def __getattr__(self, name: str) -> Tensor:
+        return self[name]
+
+
+def test_outputs_keep_their_class() -> None:
+    output = Named(logits=torch.ones(2, requires_grad=True))
+    kept = detached([output])[0]
+    assert isinstance(kept, Named)
+    assert not kept.logits.requires_grad
+    assert output.logits.requires_grad

@@ -33,6 +33,7 @@ def swap_halves(x: Tensor) -> Tensor:
 PASSING = {
     "arithmetic": lambda x: (x * 2 + 1 - x / 3).clamp(-3, 3) ** 2,
     "softmax_over_channels": lambda x: x.softmax(1),
+    "larger_of_two": lambda x: torch.max(x, 2 * x) - torch.min(x, x.square()),
     "double_transpose": lambda x: x.permute(0, 2, 3, 1).transpose(1, 3).transpose(2, 3),
     "flatten_and_back": lambda x: x.flatten(2).unflatten(2, (4, 4)),
     "pool": lambda x: nn.functional.max_pool2d(x, 2),

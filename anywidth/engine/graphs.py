@@ -10,19 +10,20 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from anywidth.convert import at_width
 from anywidth.engine.eager import EagerEngine
 from anywidth.engine.passes import Objective, detached
 from anywidth.engine.trees import copy_into, leaves, map_tensors, signature
 from anywidth.fast_layers import weights_read_cast
 from anywidth.kernels.shared_buffers import gradients_added_to, weights_cast_to
-from anywidth.layers import tracked_statistics
+from anywidth.layers import statistics_kept
 from anywidth.width import ChannelConfig
 
 # (configuration, whether it learns from a teacher)
@@ -111,7 +112,7 @@ class GraphEngine:
         """
         if not self.can_capture or not self._take(inputs, targets):
             return
-        with _statistics_kept(self.model):
+        with statistics_kept(self.model):
             for index, config in enumerate(configs):
                 key = (config, index > 0 and self.objective.distill is not None)
                 if key not in self.captured:
@@ -178,10 +179,12 @@ class GraphEngine:
         config, learns = key
         assert self.batch is not None
         teacher = self.teacher if learns else None
-        with weights_cast_to(self.read_cast, self.casts), _no_tuning():
-            loss, output = self.objective.forward(self.model, config, *self.batch, teacher)
-        with gradients_added_to(self.parameters, self.sums), _no_tuning():
-            found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        # The width holds for backward too: checkpointed activations are computed anew there.
+        with at_width(self.model, config), _no_tuning():
+            with weights_cast_to(self.read_cast, self.casts):
+                loss, output = self.objective.forward(self.model, config, *self.batch, teacher)
+            with gradients_added_to(self.parameters, self.sums):
+                found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         pairs = [(t, g) for t, g in zip(self.sums, found, strict=True) if g is not None]
         # One that lies in memory another way would send all of them down a slow path.
         alike = [(total, g) for total, g in pairs if total.stride() == g.stride()]
@@ -218,18 +221,3 @@ def _buffer_like(tensor: Tensor) -> Tensor:
     if tensor.dim() == 4:
         return torch.empty_like(tensor, memory_format=torch.channels_last)
     return torch.empty_like(tensor)
-
-
-@contextlib.contextmanager
-def _statistics_kept(model: nn.Module) -> Iterator[None]:
-    """Puts back the running statistics of all widths that passes in between have changed."""
-    entries = tracked_statistics(model)
-    tensors = list(model.buffers())
-    for entry in entries:
-        tensors += [entry.running_mean, entry.running_var, entry.num_batches_tracked]
-    before = [tensor.clone() for tensor in tensors]
-    try:
-        yield
-    finally:
-        for tensor, value in zip(tensors, before, strict=True):
-            tensor.copy_(value)

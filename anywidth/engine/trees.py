@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,7 +30,10 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
     if isinstance(tree, tuple | list):
         return type(tree)(map_tensors(function, item) for item in tree)
     if isinstance(tree, dict):
-        return {key: map_tensors(function, item) for key, item in tree.items()}
+        same = copy.copy(tree)  # keeps what a class of dictionaries knows besides its items
+        for key, item in tree.items():
+            same[key] = map_tensors(function, item)
+        return same
     return tree
 
 

@@ -27,6 +27,8 @@ def along_dims(context: Context, a: Arguments) -> Traced:
 
 
 def reduction(context: Context, a: Arguments) -> Any:
+    if isinstance(getattr(a, "other", None), Traced):
+        return elementwise(context, a)  # torch.max(a, b)
     rank = len(a.self.shape)
     dims = getattr(a, "dim", None)
     dims = list(range(rank)) if dims is None or dims == [] else dims

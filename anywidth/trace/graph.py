@@ -164,6 +164,7 @@ def _run_rules(context: Context, exported: Any, tensors: dict[str, Traced]) -> N
     values: dict[str, Any] = {}
     batched: set[str] = set()
     made_by: dict[str, str] = {}
+    foldable: set[str] = set()
     folds: list[tuple[str, str]] = []
     activations: list[tuple[str, str]] = []
     norms: list[str] = []
@@ -194,9 +195,11 @@ def _run_rules(context: Context, exported: Any, tensors: dict[str, Traced]) -> N
             values[node.name] = _apply(context, node.target, arguments, keywords)
             if context.op in MAKERS:
                 made_by[node.name] = context.makers[-1][0]
+                if context.is_foldable:
+                    foldable.add(node.name)
             elif context.op == "batch_norm":
                 norms.append(context.layer)
-                if len(node.args[0].users) == 1:
+                if len(node.args[0].users) == 1 and node.args[0].name in foldable:
                     folds.append((made_by.get(node.args[0].name, ""), context.layer))
                 readers = list(node.users)
                 if len(readers) == 1 and _op_name(readers[0].target) in ACTIVATIONS:

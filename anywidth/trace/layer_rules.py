@@ -57,6 +57,7 @@ def _convolve(context: Context, a: Arguments, transposed: bool) -> Traced:
     inner = context.live(weight.axes[1]) if a.groups == 1 else None
     context.cost(counted, [(weight.shape[1], inner)], times=math.prod(weight.shape[2:]))
     context.makers.append((_owner(context, weight), made))
+    context.is_foldable = weight.scale_name is not None
     return value
 
 
@@ -72,6 +73,8 @@ def linear(context: Context, a: Arguments) -> Traced:
     value = Traced(value.shape, tuple(context.live(axis) for axis in value.axes))
     context.cost(value, [(a.input.shape[-1], context.live(inner))])
     context.makers.append((_owner(context, a.weight), context.live(made)))
+    # A norm after it takes axis 1 for the channels.
+    context.is_foldable = a.weight.scale_name is not None and len(value.shape) == 2
     return value
 
 

@@ -41,7 +41,10 @@ class Context:
     inputs: dict[str, int] = field(default_factory=dict)
     # (layer, batch norm) where nothing but the norm reads the layer's output.
     folds: list[tuple[str, str]] = field(default_factory=list)
+    # (batch norm, activation) where nothing but the activation reads the norm's output.
     activations: list[tuple[str, str]] = field(default_factory=list)
+    # Whether a norm of the present layer's output could be merged into the weight it holds.
+    is_foldable: bool = False
     op: str = ""
     layer: str = ""
     meta: Any = None
