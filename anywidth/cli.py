@@ -23,6 +23,11 @@ def main() -> None:
     except AnywidthError as error:
         print(f"anywidth: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from None
+    except OSError as error:
+        # Not a mistake in what was asked for: no permission, a full disk, a lost mount.
+        where = f": {error.filename}" if error.filename else ""
+        print(f"anywidth: {error.strerror or error}{where}", file=sys.stderr)
+        raise SystemExit(1) from None
     except KeyboardInterrupt:
         print("anywidth: interrupted", file=sys.stderr)
         raise SystemExit(130) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,15 +17,21 @@ from anywidth.config import to_json
 from anywidth.convert import plan_of
 from anywidth.errors import AnywidthError
 from anywidth.files import read_json, write_json
+from anywidth.layers import is_switched_norm
 from anywidth.metrics import read_metrics
 from anywidth.plots import has_curves, plot_curves, plot_spectra
 from anywidth.report import Section, write_report
 from anywidth.run import Run
 from anywidth.spectra import Spectrum, shown_metrics, spectrum
-from anywidth.statistics import calibrated_widths
+from anywidth.statistics import calibrated_widths, is_full_width_new
 from anywidth.width import Width
 
 _SPECTRUM = "spectrum.json"
+# Fields in which runs of one series may differ: chance, and where and how often, not what.
+_CIRCUMSTANCES = {
+    *("seed", "device", "data_dir", "workers", "threads", "cache_dir"),
+    *("log_every", "validate_every", "checkpoint_every"),
+}
 
 
 class Trained(Protocol):
@@ -54,9 +61,27 @@ class Trained(Protocol):
 
 def missing_statistics(trained: Trained, widths: Sequence[float]) -> list[float]:
     """Those of the widths that have to be calibrated before they can be evaluated."""
+    if not has_statistics(trained.model):
+        return []
     plan = plan_of(trained.model)
     known = {plan.resolve(width) for width in calibrated_widths(trained.model)}
-    return [width for width in widths if known and plan.resolve(width) not in known]
+    if is_full_width_new(trained.model):
+        known.discard(plan.full)
+    return [width for width in widths if plan.resolve(width) not in known]
+
+
+def has_statistics(model: nn.Module) -> bool:
+    """Whether there is batch norm, whose statistics every width has its own of."""
+    return any(is_switched_norm(module) for module in model.modules())
+
+
+def widths_to_calibrate(trained: Trained, widths: Sequence[float]) -> list[float]:
+    """All of the widths if one has no statistics, else none.
+
+    Training leaves moving averages at the widths it tracks: beside the others' exact statistics
+    those would make a spectrum of two kinds.
+    """
+    return list(widths) if missing_statistics(trained, widths) else []
 
 
 def run_spectrum(
@@ -101,11 +126,47 @@ def saved_spectrum(run: Run) -> Spectrum:
     return Spectrum.from_json(read_json(path))
 
 
+def saved_spectra(runs: Sequence[Run]) -> list[Spectrum]:
+    """The spectra of several runs, told apart by their names.
+
+    Those of one name and kind are one series in tables and plots: seeds, or the I-Nets of several
+    widths. Where such runs differ in anything else, the names of their folders are added.
+    """
+    spectra = [saved_spectrum(run) for run in runs]
+    series: dict[tuple[str, str], dict[str, list[int]]] = {}
+    for position, (run, one) in enumerate(zip(runs, spectra, strict=True)):
+        alike = series.setdefault((one.name, one.kind), {})
+        alike.setdefault(_recipe(run, one), []).append(position)
+    for recipes in series.values():
+        if len(recipes) > 1:
+            labels = _folder_names([runs[positions[0]].folder for positions in recipes.values()])
+            for label, positions in zip(labels, recipes.values(), strict=True):
+                others = f" and {len(positions) - 1} more" if len(positions) > 1 else ""
+                for position in positions:
+                    name = f"{spectra[position].name} ({label}{others})"
+                    spectra[position] = replace(spectra[position], name=name)
+    return spectra
+
+
+def _recipe(run: Run, found: Spectrum) -> str:
+    """What a run shares with others of its series."""
+    left_out = _CIRCUMSTANCES | ({"width"} if found.kind == "i" else set())
+    fields = {name: value for name, value in run.config_data.items() if name not in left_out}
+    return json.dumps(fields, sort_keys=True)
+
+
+def _folder_names(folders: Sequence[Path]) -> list[str]:
+    """Their last parts, or where those are not enough, all of them."""
+    names = [folder.resolve().name for folder in folders]
+    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
+
+
 def run_report(
-    trained: Trained, baselines: Sequence[Spectrum] = (), sections: Sequence[Section] = ()
+    trained: Trained, baselines: Sequence[Run] = (), sections: Sequence[Section] = ()
 ) -> Path:
-    """Writes report.html: one page with everything a run shows."""
+    """Writes report.html: one page with everything a run shows, and other runs beside it."""
     run = trained.run
+    own, *others = saved_spectra([run, *baselines])
     rows = read_metrics(run.metrics_path) if run.metrics_path.exists() else []
     if has_curves(rows):
         run.plots_folder.mkdir(exist_ok=True)
@@ -123,8 +184,8 @@ def run_report(
                 "device": _device_name(trained.model),
             },
         },
-        spectrum=saved_spectrum(run),
-        baselines=baselines,
+        spectrum=own,
+        baselines=others,
         metrics=rows,
         plan_text=str(plan_of(trained.model)),
         extra_sections=sections,

@@ -269,6 +269,12 @@ def parse_widths(text: str) -> list[float]:
     return list(dict.fromkeys(widths))
 
 
+def spectrum_widths(low: float, high: float, step: float = 0.025) -> list[float]:
+    """From `low` in equal steps, and `high`, whether or not a step ends there."""
+    steps = math.ceil((high - low) / step - 1e-9)
+    return [*(round(low + i * step, 6) for i in range(steps)), high]
+
+
 def joined(spectra: Iterable[Spectrum]) -> list[Spectrum]:
     """Spectra of one name and kind made one: I-Nets are a network a width, and one series."""
     series: dict[tuple[str, str], Spectrum] = {}

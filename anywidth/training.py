@@ -71,8 +71,12 @@ def train(training: Training) -> bool:
     """Trains from the newest checkpoint, or from the start; false if it was interrupted.
 
     An interrupt (Ctrl-C, SIGTERM) lets the present step end, saves a checkpoint and returns. A run
-    that is killed and resumed ends in the same weights as one that was not, bit for bit on a CPU.
+    that is killed and resumed ends in the same weights as one that was not, bit for bit on a CPU;
+    except in reinforcement learning, where the games begin anew.
     """
+    for name in ("validate_every", "log_every", "checkpoint_every"):
+        if getattr(training, name) < 1:
+            raise AnywidthError(f"{name}={getattr(training, name)}: expected at least 1")
     step, per_epoch = training.step, len(training.loader)
     if per_epoch == 0:
         raise AnywidthError(

@@ -12,8 +12,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import platform
+import shlex
 import statistics
-import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -22,10 +24,11 @@ from typing import Any
 import torch
 
 from anywidth.config import override
+from anywidth.distributed import local_device
 from anywidth.recipes import fashion_mnist_demo
 from anywidth.results import run_spectrum
-from anywidth.run import Run
 from anywidth.tasks.classification import open_trained, train_run
+from benchmarks.pieces import commit, open_run
 
 WIDTHS = [0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0]
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -45,7 +48,7 @@ def errors(job: tuple[str, int, str, dict[str, str], Path]) -> tuple[str, int, d
         override(fashion_mnist_demo(), changes), seed=seed, device=device, **NETWORKS[name]
     )
     folder = runs / f"{name.lower().replace(',', '').replace(' ', '-')}-{seed}"
-    run = Run.open(folder, writing=True) if folder.exists() else Run.create(folder, config)
+    run = open_run(folder, config, {"device"})
     if not run.finished:
         train_run(run, config)
     trained = open_trained(folder, device)
@@ -57,6 +60,14 @@ def errors(job: tuple[str, int, str, dict[str, str], Path]) -> tuple[str, int, d
     spectrum = run_spectrum(trained, widths, measure_latency=False)
     found = {str(point.width): point.metrics["top1_error"] for point in spectrum.points}
     return name, seed, found
+
+
+def device_name(chosen: str) -> str:
+    """The device that `--device` comes to on this machine."""
+    device = local_device(chosen)
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, a thread a process"
 
 
 def main() -> None:
@@ -95,16 +106,12 @@ def main() -> None:
             )
         print(f"| {name} | " + " | ".join(cells) + " |")
     if arguments.out:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-        )
-        on_gpu = torch.cuda.is_available()
         record = {
-            "command": "python3 -m benchmarks.demo",
+            "command": shlex.join(["python3", "-m", "benchmarks.demo", *sys.argv[1:]]),
             "changes": changes,
-            "commit": commit.stdout.strip(),
+            "commit": commit(),
             "torch": torch.__version__,
-            "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+            "device": device_name(arguments.device),
             "top1_error": found,
         }
         arguments.out.write_text(json.dumps(record, indent=1))

@@ -39,7 +39,7 @@ def open_run(folder: Path, config: Config, circumstances: Collection[str] = ()) 
     if other:
         raise AnywidthError(
             f"{folder} was begun with another {', '.join(other)}: repeat its options, or choose "
-            "another --out"
+            "another folder"
         )
     return run
 

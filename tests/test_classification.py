@@ -201,6 +201,33 @@ def test_sampling_follows_the_method() -> None:
     assert sampling_of(replace(config, method="i")).widths == (1.0,)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epochs": 0}, "epochs=0: expected at least 1"),
+        ({"batch_size": 0}, "batch_size=0: expected at least 1"),
+        ({"temperature": 0.0}, "temperature=0.0: expected a number above 0"),
+        ({"temperature": -1.0}, "temperature=-1.0: expected a number above 0"),
+        ({"method": "i", "width": 1.5}, r"width=1.5: .* in \(0, 1\]"),
+        ({"method": "i", "width": 0.0}, r"width=0.0: .* in \(0, 1\]"),
+        ({"data_dir": "here"}, "data_dir='here' is not read with data='bundled': leave out"),
+    ],
+    ids=str,
+)
+def test_choices_that_would_do_nothing_are_refused(
+    changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    config = replace(TINY, **changes)  # type: ignore[arg-type]
+    with pytest.raises(aw.AnywidthError, match=message):
+        train_run(Run.create(tmp_path / "run", config), config)
+
+
+def test_the_spectrum_ends_at_the_widest_width(us_net: TrainedClassifier) -> None:
+    uneven = replace(us_net, config=replace(TINY, low=0.26))
+    assert uneven.widths[:2] == [0.26, 0.285]
+    assert uneven.widths[-2:] == [0.985, 1.0]
+
+
 def test_samples_below_two_are_refused(us_net: TrainedClassifier) -> None:
     for samples in (0, 1):
         with pytest.raises(aw.AnywidthError, match=f"samples={samples}"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -15,8 +16,11 @@ from PIL import Image
 
 import anywidth as aw
 from anywidth.data.arrays import load_arrays
+from anywidth.files import write_json
 from anywidth.run import Run
+from anywidth.spectra import Spectrum, SpectrumPoint
 from anywidth.tasks.classification import ClassificationConfig, open_trained
+from anywidth.width import ChannelConfig
 
 COMMANDS = ("train", "calibrate", "spectrum", "compare", "report", "predict", "inspect")
 
@@ -113,6 +117,97 @@ def test_compare_puts_all_kinds_in_one_plot(
     assert len(rows(i_net / "spectrum.csv")) == 1
 
 
+def with_spectrum(folder: Path, error: float, **changes: object) -> Path:
+    """A run that has a spectrum, whatever it was trained like."""
+    config = ClassificationConfig(**changes)  # type: ignore[arg-type]
+    width = config.width if config.method == "i" else 1.0
+    name = f"{config.method.upper()}-net"
+    point = SpectrumPoint(width, ChannelConfig(()), round(1000 * width), 10, {"top1_error": error})
+    write_json(
+        Run.create(folder, config).folder / "spectrum.json",
+        Spectrum(name, (point,), config.method).to_json(),
+    )
+    return folder
+
+
+def test_runs_of_one_recipe_are_a_series_and_others_are_told_apart(tmp_path: Path) -> None:
+    first = with_spectrum(tmp_path / "first", 10.0)
+    seed = with_spectrum(tmp_path / "seed", 20.0, seed=1, device="cpu", data_dir="/here")
+    longer = with_spectrum(tmp_path / "longer", 30.0, epochs=20)
+    plot = ("--out", tmp_path / "plot.svg")
+    answer = succeed("compare", first, seed, *plot)
+    assert "15.00 ± 7.07" in answer.output
+    assert "first" not in answer.output
+    answer = succeed("compare", first, longer, seed, *plot)
+    assert "15.00 ± 7.07" in answer.output
+    assert "30.00" in answer.output
+    drawn = (tmp_path / "plot.svg").read_text()
+    assert "US-net (first and 1 more)" in drawn
+    assert "US-net (longer)" in drawn
+    namesake = with_spectrum(tmp_path / "other" / "longer", 40.0, epochs=40)
+    succeed("compare", longer, namesake, *plot)
+    assert f"US-net ({namesake})" in (tmp_path / "plot.svg").read_text()
+
+
+def test_individual_networks_of_several_widths_are_one_series(tmp_path: Path) -> None:
+    narrow, wide = (
+        with_spectrum(tmp_path / str(width), 10.0, method="i", width=width) for width in (0.5, 1.0)
+    )
+    plot = tmp_path / "plot.svg"
+    succeed("compare", narrow, wide, "--out", plot)
+    assert "I-net" in plot.read_text()
+    assert "I-net (" not in plot.read_text()
+
+
+def test_a_baseline_of_another_recipe_is_told_apart(us_net: Path, folder: Path) -> None:
+    baseline = folder / "other-rate"
+    options = ("--epochs", "1", "--learning-rate", "0.01", "--no-report", "--out", baseline)
+    succeed("train", *TINY_RUN, *options)
+    succeed("spectrum", baseline, "--widths", "0.25,1.0", "--no-latency")
+    succeed("report", us_net, "--baseline", baseline)
+    page = (us_net / "report.html").read_text()
+    assert "US-tiny (us)" in page
+    assert "US-tiny (other-rate)" in page
+
+
+def test_a_spectrum_is_of_exact_statistics_throughout(folder: Path) -> None:
+    run = folder / "throughout"
+    succeed("train", *TINY_RUN, "--no-report", "--out", run)
+    moving = open_trained(run, "cpu", with_data=False).model
+    succeed("spectrum", run, "--widths", "0.25,0.5,1.0", "--no-latency", "--device", "cpu")
+    exact = open_trained(run, "cpu", with_data=False).model
+    for width in (0.25, 1.0):
+        means = []
+        for model in (moving, exact):
+            with aw.at_width(model, width):
+                norms = (m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d))
+                means.append(next(norms).running_mean.clone())
+        assert not torch.equal(*means), f"width {width} kept its moving averages"
+
+
+def test_data_may_move(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, data = folder / "moved", tmp_path / "begun" / "data"
+    for split, label in itertools.product(("train", "val"), ("cat", "dog")):
+        (data / split / label).mkdir(parents=True)
+        for number in range(4):
+            color = (60 * number, 90 if label == "cat" else 200, 30)
+            Image.new("RGB", (40, 40), color).save(data / split / label / f"{number}.png")
+    monkeypatch.chdir(tmp_path / "begun")
+    options = ("--data", "folder", "--data-dir", "data", "--image-size", "28", "--workers", "0")
+    network = ("--model", "tiny_networks:tiny_rgb", "--total-stride", "none", "--divisor", "4")
+    steps = ("--epochs", "1", "--batch-size", "4", "--device", "cpu")
+    succeed("train", *options, *network, *steps, "--no-report", "--out", run)
+    assert Run.open(run).config_data["data_dir"] == str(data)
+    monkeypatch.chdir(tmp_path)
+    succeed("calibrate", run, "--widths", "0.5", "--device", "cpu")
+    data.rename(tmp_path / "elsewhere")
+    assert_refused(command("calibrate", run, "--widths", "0.75", "--device", "cpu"), str(data))
+    now = ("--data-dir", "elsewhere", "--device", "cpu")
+    succeed("calibrate", run, "--widths", "0.75", *now)
+    succeed("spectrum", run, "--widths", "0.5,0.75", "--no-latency", *now)
+    assert len(rows(run / "spectrum.csv")) == 2
+
+
 def test_report_is_one_page_with_its_baselines(us_net: Path, s_net: Path) -> None:
     succeed("report", us_net, "--baseline", s_net)
     page = (us_net / "report.html").read_text()
@@ -188,6 +283,12 @@ def assert_refused(answer: Answer, *words: str) -> None:
         (("--low", "2"), ("low=2.0",)),
         (("--rule", "biggest"), ("'biggest'", "sandwich")),
         (("demo", "twice"), ("'twice'",)),
+        (("--epochs", "0"), ("epochs=0", "at least 1")),
+        (("--log-every", "0"), ("log_every=0", "at least 1")),
+        (("--validate-every", "0"), ("validate_every=0", "at least 1")),
+        (("--checkpoint-every", "0"), ("checkpoint_every=0", "at least 1")),
+        (("--data-dir", "/here"), ("data_dir='/here'", "'bundled'", "leave out --data-dir")),
+        (("--eval-dir", "/here"), ("eval_dir", "classification")),
     ],
 )
 def test_train_names_what_is_wrong(
@@ -195,6 +296,7 @@ def test_train_names_what_is_wrong(
 ) -> None:
     answer = command("train", *arguments, "--out", tmp_path / "run", "--no-report")
     assert_refused(answer, *words)
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_existing_folder_is_not_written_over(i_net: Path) -> None:
@@ -247,7 +349,7 @@ def test_predict_at_an_uncalibrated_width_says_what_to_do(folder: Path, tmp_path
     succeed("train", *TINY_RUN, "--epochs", "1", "--no-report", "--out", run)
     Image.new("L", (28, 28), 100).save(picture)
     answer = command("predict", run, picture, "--width", "0.5")
-    assert_refused(answer, "no statistics for width 0.5", "[0.25]", "calibrate")
+    assert_refused(answer, "no statistics for width 0.5", f"anywidth calibrate {run} --widths 0.5")
 
 
 def test_compare_needs_two_runs_with_a_spectrum(us_net: Path, folder: Path) -> None:
@@ -255,6 +357,27 @@ def test_compare_needs_two_runs_with_a_spectrum(us_net: Path, folder: Path) -> N
     bare = folder / "bare"
     Run.create(bare, ClassificationConfig())
     assert_refused(command("compare", us_net, bare), "no spectrum yet", f"anywidth spectrum {bare}")
+
+
+def test_compare_names_a_folder_that_is_missing(us_net: Path, s_net: Path, tmp_path: Path) -> None:
+    out = tmp_path / "nofolder" / "x.png"
+    answer = command("compare", us_net, s_net, "--out", out)
+    assert_refused(answer, f"--out {out}", f"no folder {out.parent}")
+    assert answer.output == ""
+
+
+def test_only_what_a_run_reads_may_move(us_net: Path) -> None:
+    assert_refused(command("spectrum", us_net, "--eval-dir", "/here"), "--eval-dir /here")
+    assert_refused(command("spectrum", us_net, "--data-dir", "/here"), "data='bundled'")
+
+
+def test_what_the_system_refuses_is_one_line_and_code_1(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    answer = command("train", *TINY_RUN, "--out", tmp_path / "file" / "run")
+    assert answer.code == 1
+    (line,) = answer.errors.strip().splitlines()
+    assert line.startswith("anywidth: Not a directory: ")
+    assert str(tmp_path / "file") in line
 
 
 def test_a_real_process_ends_in_one_line_and_code_2(tmp_path: Path) -> None:

@@ -91,3 +91,13 @@ def test_torchrun_trains_end_to_end(tmp_path: Path) -> None:
         assert (run / name).is_file(), name
     rows = (run / "spectrum.csv").read_text().splitlines()
     assert sum(row[0].isdigit() for row in rows) == 31
+
+
+def test_torchrun_trains_super_resolution_end_to_end(tmp_path: Path) -> None:
+    """No rank may look for the finished network before the first one has written it."""
+    run, size = tmp_path / "run", ("--channels", 4, "--blocks", 1, "--patch", 8, "--high", 0.5)
+    steps = ("--epochs", 1, "--steps-per-epoch", 2, "--batch-size", 2, "--device", "cpu")
+    done = torchrun("-m", "anywidth", "train", "sr", *size, *steps, "--out", run)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("Report:") == 1
+    assert (run / "report.html").is_file()

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from command_line import environment
+
+from anywidth.errors import AnywidthError
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -57,3 +61,32 @@ def test_the_calibration_benchmark_compares_like_with_like(tmp_path: Path) -> No
         expected = seconds["calibration"] / seconds[name]
         assert abs(found[f"ratio_to_{name}"] / expected - 1) < 0.02
     assert f"costs {found['ratio_to_evaluation']} times" in done.stdout
+
+
+def test_the_demo_benchmark_records_its_command_and_keeps_recipes_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, fields = tmp_path / "demo.json", {"model": "tiny_networks:tiny", "total_stride": "none"}
+    fields |= {"limit": "100", "batch_size": "50", "epochs": "1", "calibration_samples": "50"}
+    runs = ("--seeds", "1", "--processes", "1", "--runs", str(tmp_path / "runs"))
+    options = (*runs, "--only", "I-Net 0.25", "--device", "cpu", "--out", str(result))
+    settings = [f"{name}={value}" for name, value in fields.items()]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.demo", *options, "--set", *settings],
+        cwd=EXAMPLES.parent,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads(result.read_text())
+    assert shlex.split(record["command"])[3:] == [*options, "--set", *settings]
+    assert "CPU" in record["device"]
+    assert list(record["top1_error"]["I-Net 0.25"]) == ["0.25"]
+
+    from benchmarks.demo import errors
+
+    monkeypatch.setattr("torch.set_num_threads", lambda count: None)
+    with pytest.raises(AnywidthError, match="begun with another epochs"):
+        errors(("I-Net 0.25", 0, "cpu", fields | {"epochs": "2"}, tmp_path / "runs"))

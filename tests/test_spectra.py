@@ -26,6 +26,7 @@ from anywidth.spectra import (
     parse_widths,
     spectrum,
     spectrum_table,
+    spectrum_widths,
 )
 from anywidth.width import ChannelConfig
 
@@ -97,6 +98,22 @@ def test_the_network_is_left_as_it_was_even_after_a_failure() -> None:
     assert model[0].out_channels == 16
     assert model.training
     assert not model[1].training
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "step", "expected"),
+    [
+        (0.25, 0.35, 0.025, [0.25, 0.275, 0.3, 0.325, 0.35]),
+        (0.26, 0.3, 0.025, [0.26, 0.285, 0.3]),
+        (0.5, 0.62, 0.05, [0.5, 0.55, 0.6, 0.62]),
+        (0.5, 0.51, 0.05, [0.5, 0.51]),
+        (1.0, 1.0, 0.025, [1.0]),
+    ],
+)
+def test_steps_end_at_the_widest_width(
+    low: float, high: float, step: float, expected: list[float]
+) -> None:
+    assert spectrum_widths(low, high, step) == expected
 
 
 def test_missing_statistics_are_found_before_anything_is_evaluated() -> None:

@@ -19,6 +19,7 @@ import anywidth as aw
 from anywidth.config import to_json
 from anywidth.data.arrays import BUNDLED
 from anywidth.layers import uncalibrated_allowed
+from anywidth.spectra import spectrum_widths
 from anywidth.studies.definitions import (
     AS_TRAINED,
     CALIBRATED,
@@ -32,7 +33,7 @@ from anywidth.studies.definitions import (
 )
 from anywidth.studies.findings import V1
 from anywidth.studies.gathered import GATHERED
-from anywidth.studies.measuring import _narrowed, measure, spectrum_widths, stage_groups
+from anywidth.studies.measuring import _narrowed, measure, stage_groups
 from anywidth.studies.paper import paper_errors
 from anywidth.studies.parts import Study
 from anywidth.studies.processes import work_through

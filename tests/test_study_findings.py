@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import anywidth as aw
-from anywidth.spectra import Spectrum, SpectrumPoint
+from anywidth.spectra import Spectrum, SpectrumPoint, spectrum_widths
 from anywidth.studies.comparing import Finding, Results, Verdict, compare, judge
 from anywidth.studies.definitions import MOBILENET_V2, study_named
 from anywidth.studies.figures import draw
@@ -23,7 +23,6 @@ from anywidth.studies.gathered import (
     rows_of,
     super_resolution_findings,
 )
-from anywidth.studies.measuring import spectrum_widths
 from anywidth.studies.paper import paper_errors
 from anywidth.studies.tables import to_csv, to_markdown
 from anywidth.width import ChannelConfig
@@ -221,12 +220,33 @@ def test_super_resolution_findings_follow_the_numbers() -> None:
     values = {(alone, 0.5): 35.0, (alone, 1.0): 36.0, (us, 0.5): 34.98, (us, 1.0): 36.1,
               (plain, 0.5): 34.9, (plain, 1.0): 36.0}  # fmt: skip
     found = super_resolution_findings(rows(values, "psnr"))
-    assert [finding.verdict for finding in found] == [Verdict.HOLDS] * 3
+    verdicts = [Verdict.HOLDS, Verdict.HOLDS, Verdict.FAILS, Verdict.HOLDS, Verdict.HOLDS]
+    assert [finding.verdict for finding in found] == verdicts
     assert "0.020 dB below (paper: 0.01 dB below)" in found[0].text
-    assert "with it, 0.090 dB above in the mean over 2 widths" in found[2].text
+    assert found[2].text.startswith(f"{plain}: one network for all widths")
+    assert "with it, 0.090 dB above in the mean over 2 widths" in found[4].text
     worse = values | {(us, 0.5): 34.8, (us, 1.0): 35.9}
     found = super_resolution_findings(rows(worse, "psnr"))
-    assert [finding.verdict for finding in found] == [Verdict.FAILS] * 3
+    assert [finding.verdict for finding in found if finding.text.startswith(f"{us}:")] == [
+        Verdict.FAILS
+    ] * 3
+
+
+def test_every_variant_in_the_record_is_judged() -> None:
+    record = Path(__file__).parent.parent / "benchmarks" / "results" / "super_resolution.json"
+    found = super_resolution_findings(rows_of(json.loads(record.read_text()), record))
+    judged: dict[str, list[bool]] = {}
+    for finding in found:
+        name = finding.text.partition(":")[0]
+        judged.setdefault(name, []).append(finding.verdict is Verdict.HOLDS)
+    assert judged.keys() == {
+        "US-Net, l1 distillation",
+        "US-Net, l1 distillation and truth",
+        "US-Net without distillation",
+    }
+    assert judged["US-Net, l1 distillation"] == [False, False, False]
+    assert judged["US-Net, l1 distillation and truth"][:2] == [True, True]
+    assert judged["US-Net without distillation"] == [True, True]
 
 
 def test_reinforcement_findings_follow_the_numbers() -> None:

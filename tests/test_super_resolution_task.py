@@ -2,6 +2,7 @@
 
 import csv
 import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -221,6 +222,29 @@ def test_sets_are_named_by_their_folders(pictures: Path, tmp_path: Path) -> None
     assert list(values) == expected
 
 
+def test_pictures_beside_subfolders_are_a_set_too(tmp_path: Path) -> None:
+    folder = tmp_path / "Mine"
+    for path in ("a.png", "b.png", "Set5/c.png", "Mine/d.png", "notes/e.txt"):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 40), "teal").save(folder / path, "PNG")
+    sets = load_evaluation_sets(replace(TINY, eval_dir=str(folder)))
+    names = {name: pairs.names for name, pairs in sets.items()}
+    assert names == {"Mine": ("d",), "Set5": ("c",), "Mine itself": ("a", "b")}
+
+
+@pytest.mark.parametrize(("scale", "smallest"), [(2, 16), (3, 18), (4, 20)])
+def test_pictures_too_small_for_ssim_are_left_out_by_name(
+    scale: int, smallest: int, tmp_path: Path
+) -> None:
+    Image.new("RGB", (smallest, 40), "teal").save(tmp_path / "enough.png")
+    Image.new("RGB", (40, smallest - 1), "teal").save(tmp_path / "thumbnail.png")
+    with pytest.warns(UserWarning, match=r"left out 1 of 2 images.*: thumbnail"):
+        sets = load_evaluation_sets(replace(TINY, scale=scale, eval_dir=str(tmp_path)))
+    (pairs,) = sets.values()
+    assert pairs.names == ("enough",)
+    assert evaluate_bicubic(sets)["ssim"] > 0.99
+
+
 def test_the_figure_is_that_of_8_bit_pictures(finished: Path) -> None:
     trained = open_trained(finished, "cpu")
     low, high = trained.pictures()["SetA"][0]
@@ -287,6 +311,34 @@ def test_train_command_goes_from_recipe_to_report(
     assert (tmp_path / "run" / "report.html").is_file()
 
 
+def test_a_run_finds_its_pictures_from_everywhere(
+    config: SuperResolutionConfig,
+    pictures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    shutil.copytree(pictures / "eval", tmp_path / "begun" / "eval")
+    small = ["--channels", 4, "--blocks", 1, "--patch", 12, "--epochs", 1, "--steps-per-epoch", 1]
+    folders = ["--data-dir", config.data_dir, "--eval-dir", "eval"]
+    monkeypatch.chdir(tmp_path / "begun")
+    out = ["--out", tmp_path / "run", "--device", "cpu", "--no-report"]
+    assert command(monkeypatch, "train", "sr", *folders, *small, *out) == 0
+    assert Run.open(tmp_path / "run").config_data["eval_dir"] == str(tmp_path / "begun" / "eval")
+    monkeypatch.chdir(tmp_path)
+    evaluate = ["spectrum", "run", "--widths", "0.5,1.0", "--no-latency", "--device", "cpu"]
+    assert command(monkeypatch, *evaluate) == 0
+    before = (tmp_path / "run" / "spectrum.csv").read_bytes()
+    (tmp_path / "begun" / "eval").rename(tmp_path / "moved")
+    (tmp_path / "run" / "spectrum.csv").unlink()
+    assert command(monkeypatch, *evaluate) == 2
+    assert "eval is no folder" in capsys.readouterr().err
+    assert command(monkeypatch, *evaluate, "--eval-dir", "moved") == 0
+    assert (tmp_path / "run" / "spectrum.csv").read_bytes() == before
+    assert command(monkeypatch, "report", "run", "--eval-dir", "moved", "--device", "cpu") == 0
+    assert command(monkeypatch, "train", "--resume", "run", "--eval-dir", "moved") == 0
+
+
 def bad_folder(tmp_path: Path, kind: str) -> Path:
     folder = tmp_path / "data"
     folder.mkdir()
@@ -315,6 +367,7 @@ def bad_folder(tmp_path: Path, kind: str) -> Path:
         (None, ["--eval-dir", "/nowhere/at/all"], "/nowhere/at/all is no folder"),
         (None, ["--distill", "l3"], "none | l1 | l2"),
         (None, ["--epochs", "0"], "epochs=0"),
+        (None, ["--log-every", "0"], "log_every=0"),
         (None, ["--chanels", "8"], "did you mean 'channels'"),
     ],
 )

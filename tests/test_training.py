@@ -205,6 +205,15 @@ def test_a_second_interrupt_stops_at_once(tmp_path: Path) -> None:
     assert work.step.count == 0
 
 
+@pytest.mark.parametrize("name", ["log_every", "validate_every", "checkpoint_every"])
+@pytest.mark.parametrize("number", [0, -1])
+def test_nothing_happens_every_0_steps(name: str, number: int, tmp_path: Path) -> None:
+    work = training(tmp_path / "run", **{name: number})
+    with pytest.raises(aw.AnywidthError, match=f"{name}={number}: expected at least 1"):
+        train(work)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]
+
+
 def test_a_finished_run_trains_no_further(tmp_path: Path) -> None:
     train(training(tmp_path / "run"))
     again = training(tmp_path / "run")

@@ -173,6 +173,18 @@ def test_floating_point_pixels_are_refused(upscale, capsys) -> None:
     assert "no known range" in capsys.readouterr().err
 
 
+def test_a_missing_image_is_named_even_where_the_target_exists(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    photo().save(tmp_path / "large.png")
+    arguments = ["upscale", run, tmp_path / "gone.png", "--out", tmp_path / "large.png"]
+    monkeypatch.setattr(sys, "argv", ["anywidth", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert f"no image {tmp_path / 'gone.png'}" in capsys.readouterr().err
+
+
 def test_the_image_itself_is_not_overwritten(upscale, capsys, tmp_path: Path) -> None:
     code, _ = upscale(photo(), "--out", tmp_path / "picture.png")
     assert code == 2

@@ -29,6 +29,10 @@ def tiny(num_classes: int = 10, dropout: float = 0.0) -> nn.Sequential:
     )
 
 
+def tiny_rgb(num_classes: int = 10) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 1, 1), *tiny(num_classes))
+
+
 class Pause(nn.Module):
     """Makes a step take long enough to be interrupted: seconds from the variable PAUSE."""
 

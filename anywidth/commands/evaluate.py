@@ -8,13 +8,19 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from anywidth.commands.places import DataDir, EvalDir
 from anywidth.commands.tasks import open_trained, task_of
 from anywidth.errors import AnywidthError
 from anywidth.plots import plot_spectra
-from anywidth.results import missing_statistics, run_report, run_spectrum, saved_spectrum
+from anywidth.results import (
+    has_statistics,
+    run_report,
+    run_spectrum,
+    saved_spectra,
+    widths_to_calibrate,
+)
 from anywidth.run import Run
 from anywidth.spectra import comparison_table, parse_widths, spectrum_table
-from anywidth.statistics import calibrated_widths
 
 console = Console()
 
@@ -31,6 +37,7 @@ def calibrate(
     samples: Annotated[int | None, typer.Option(help="Training images; if not given, all.")] = None,
     method: Annotated[str | None, typer.Option(help="exact or moving.")] = None,
     device: Device = "auto",
+    data_dir: DataDir = None,
 ) -> None:
     """Compute batch-norm statistics of a trained network for any widths, and keep them.
 
@@ -38,10 +45,10 @@ def calibrate(
 
       anywidth calibrate runs/demo --widths 0.25:1.0:0.025 --samples 1000
     """
-    if not calibrated_widths(open_trained(run, device, with_data=False).model):
+    if not has_statistics(open_trained(run, device, with_data=False).model):
         console.print("This network has no batch norm: every width can be run as it is.")
         return
-    trained = open_trained(run, device)
+    trained = open_trained(run, device, data_dir=data_dir)
     chosen = parse_widths(widths) if widths else trained.widths
     with console.status(f"Calibrating {len(chosen)} widths"):
         trained.calibrate(chosen, samples, method)
@@ -53,21 +60,22 @@ def spectrum(
     widths: Widths = None,
     latency: Annotated[bool, typer.Option(help="Measure the latency of each width.")] = True,
     device: Device = "auto",
+    data_dir: DataDir = None,
+    eval_dir: EvalDir = None,
 ) -> None:
     """Evaluate a trained network at many widths: a table, spectrum.csv and plots.
 
-    Widths without batch-norm statistics are calibrated first.
+    If one of the widths has no batch-norm statistics, all are calibrated first.
 
     Example:
 
       anywidth spectrum runs/demo --widths 0.25:1.0:0.025
     """
-    trained = open_trained(run, device)
+    trained = open_trained(run, device, data_dir=data_dir, eval_dir=eval_dir)
     chosen = parse_widths(widths) if widths else trained.widths
-    missing = missing_statistics(trained, chosen)
-    if missing:
-        with console.status(f"Calibrating {len(missing)} widths"):
-            trained.calibrate(missing)
+    if needed := widths_to_calibrate(trained, chosen):
+        with console.status(f"Calibrating {len(needed)} widths"):
+            trained.calibrate(needed)
     console.print(spectrum_table(run_spectrum(trained, chosen, latency)))
     console.print(f"Written: {run / 'spectrum.csv'} and plots in {run / 'plots'}")
 
@@ -79,13 +87,18 @@ def compare(
 ) -> None:
     """Put the spectra of several runs (US-, S- and I-Nets) into one table and one plot.
 
+    Runs that differ in their seed alone are one series, of which the mean is shown; so are I-Nets
+    of several widths.
+
     Example:
 
       anywidth compare runs/us runs/s runs/i-0.25 runs/i-1.0 --out comparison.png
     """
     if len(runs) < 2:
         raise AnywidthError("compare needs at least two runs")
-    spectra = [saved_spectrum(Run.open(folder)) for folder in runs]
+    if not out.parent.is_dir():
+        raise AnywidthError(f"--out {out}: there is no folder {out.parent}")
+    spectra = saved_spectra([Run.open(folder) for folder in runs])
     console.print(comparison_table(spectra, metric))
     plot_spectra(spectra, out, metric)
     console.print(f"Written: {out}")
@@ -97,6 +110,8 @@ def report(
         list[Path] | None, typer.Option(help="A run to draw beside it; may be repeated.")
     ] = None,
     device: Device = "auto",
+    data_dir: DataDir = None,
+    eval_dir: EvalDir = None,
 ) -> None:
     """Write report.html: spectrum, training curves, a table of widths, the plan, on one page.
 
@@ -107,6 +122,6 @@ def report(
       anywidth report runs/us --baseline runs/i-0.25 --baseline runs/i-1.0
     """
     task = task_of(run)
-    trained = task.open(run, device, task.sections_need_data)
-    baselines = [saved_spectrum(Run.open(folder)) for folder in baseline or []]
+    trained = open_trained(run, device, task.sections_need_data, data_dir, eval_dir)
+    baselines = [Run.open(folder) for folder in baseline or []]
     console.print(f"Report: {run_report(trained, baselines, task.sections(trained))}")

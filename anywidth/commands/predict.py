@@ -10,6 +10,7 @@ from rich.console import Console
 
 from anywidth.convert import at_width
 from anywidth.errors import AnywidthError
+from anywidth.results import missing_statistics
 from anywidth.run import Run
 from anywidth.tasks import classification, prediction
 
@@ -37,6 +38,11 @@ def predict(
             f"{run} makes pictures larger and knows no classes: anywidth upscale {run} {image}"
         )
     trained = classification.open_trained(run, device, with_data=False)
+    if missing_statistics(trained, [width]):
+        raise AnywidthError(
+            f"no statistics for width {width}: calibrate it first with: "
+            f"anywidth calibrate {run} --widths {width}"
+        )
     with at_width(trained.model, width):
         for name, probability in prediction.predict(trained, image, top):
             console.print(f"{100 * probability:6.2f} %  {name}", highlight=False)

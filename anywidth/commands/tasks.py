@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anywidth.commands.places import moved
 from anywidth.config import from_json
 from anywidth.errors import AnywidthError
 from anywidth.recipes import TrainingConfig
@@ -26,14 +27,14 @@ class Task:
     Args:
         config: the class of its configurations.
         train: (run, configuration) → whether training came to its end.
-        open: (folder, device, with_data) → a finished run.
+        open: (folder, device, with_data, configuration) → a finished run.
         sections: finished run → what its report shows beside the spectrum.
         sections_need_data: whether `sections` wants the run opened with its data.
     """
 
     config: type[Any]
     train: Callable[[Run, Any], bool]
-    open: Callable[[Path, str, bool], Trained]
+    open: Callable[[Path, str, bool, Any], Trained]
     sections: Callable[[Any], Sequence[Section]] = _no_sections
     sections_need_data: bool = False
 
@@ -84,6 +85,13 @@ def config_of(folder: Path) -> TrainingConfig:
     return config
 
 
-def open_trained(folder: Path, device: str = "auto", with_data: bool = True) -> Trained:
-    """A finished run of any task."""
-    return task_of(folder).open(folder, device, with_data)
+def open_trained(
+    folder: Path,
+    device: str = "auto",
+    with_data: bool = True,
+    data_dir: Path | None = None,
+    eval_dir: Path | None = None,
+) -> Trained:
+    """A finished run of any task, with its data where it lies now."""
+    config = moved(config_of(folder), data_dir, eval_dir)
+    return task_named(config.task).open(folder, device, with_data, config)

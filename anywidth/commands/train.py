@@ -10,12 +10,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from anywidth.commands.tasks import config_of, open_trained, task_named
+from anywidth.commands.places import anchored, moved
+from anywidth.commands.tasks import config_of, task_named
 from anywidth.config import Config, describe, override
 from anywidth.distributed import barrier, local_device, rank, start_processes, stop_processes
 from anywidth.errors import AnywidthError
 from anywidth.recipes import RECIPES, TrainingConfig, recipe
-from anywidth.results import missing_statistics, run_report, run_spectrum
+from anywidth.results import run_report, run_spectrum, widths_to_calibrate
 from anywidth.run import Run
 from anywidth.spectra import spectrum_table
 
@@ -44,6 +45,12 @@ def train(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where the data lies; with --resume, where it lies now.")
+    ] = None,
+    eval_dir: Annotated[
+        Path | None, typer.Option(help="Super-resolution: pictures to evaluate on.")
+    ] = None,
     report: Annotated[
         bool, typer.Option(help="Then calibrate, draw the spectrum and write the report.")
     ] = True,
@@ -81,14 +88,15 @@ def train(
         return
     name, fields = _split_arguments(arguments or [])
     if resume is not None:
-        config, folder = config_of(resume), resume
+        config, folder = moved(config_of(resume), data_dir, eval_dir), resume
         _refuse_changes(arguments or None, out, epochs, batch_size, seed)
         if device is not None:
             config = override(config, {"device": device})
     else:
-        named = {"epochs": epochs, "batch_size": batch_size, "seed": seed, "device": device}
+        numbers = {"epochs": epochs, "batch_size": batch_size, "seed": seed}
+        named = {**numbers, "device": device, "data_dir": data_dir, "eval_dir": eval_dir}
         changes = {field: str(value) for field, value in named.items() if value is not None}
-        config = override(recipe(name), {**fields, **changes})
+        config = anchored(override(recipe(name), {**fields, **changes}))
         folder = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     if show:
         _print_fields(config)
@@ -100,7 +108,7 @@ def train(
                 console.print(f"Stopped. Go on with: anywidth train --resume {folder}")
             raise typer.Exit(130)
         if report:
-            finish(folder, config.device)
+            finish(folder, config)
     finally:
         stop_processes()
 
@@ -131,30 +139,29 @@ def _discard(run: Run) -> None:
         run.folder.rmdir()
 
 
-def finish(folder: Path, device: str) -> None:
+def finish(folder: Path, config: TrainingConfig) -> None:
     """Calibrates all widths of a trained run, draws its spectrum and writes its report.
 
     All ranks calibrate; the first one goes on alone.
     """
-    trained = open_trained(folder, device)
-    missing = missing_statistics(trained, trained.widths)
-    if missing:
-        with console.status(f"Calibrating {len(missing)} widths"):
-            trained.calibrate(trained.widths)
+    task = task_named(config.task)
+    trained = task.open(folder, config.device, True, config)
+    if needed := widths_to_calibrate(trained, trained.widths):
+        with console.status(f"Calibrating {len(needed)} widths"):
+            trained.calibrate(needed)
     is_first = rank() == 0
     stop_processes()
     if not is_first:
         return
     console.print(spectrum_table(run_spectrum(trained)))
-    sections = task_named(trained.config.task).sections(trained)
-    console.print(f"Report: {run_report(trained, sections=sections)}")
+    console.print(f"Report: {run_report(trained, sections=task.sections(trained))}")
 
 
 def _refuse_changes(*values: object) -> None:
     if any(value is not None for value in values):
         raise AnywidthError(
             "--resume goes on with the run's own configuration: leave out the other options "
-            "(--device may change), or start a new run"
+            "(--device, --data-dir and --eval-dir may change), or start a new run"
         )
 
 

@@ -126,7 +126,7 @@ def _check_target(target: Path, image: Path) -> None:
         raise AnywidthError(f"--out {target}: PNG is written; choose a name that ends in .png")
     if not target.parent.is_dir():
         raise AnywidthError(f"--out {target}: there is no folder {target.parent}")
-    if target.exists() and target.samefile(image):
+    if target.exists() and image.exists() and target.samefile(image):
         raise AnywidthError(f"--out {target} is the image itself; choose another name")
 
 

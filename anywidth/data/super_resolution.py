@@ -98,6 +98,7 @@ def load_pairs(
     patch: int = 1,
     memory_limit: int = MEMORY_LIMIT,
     cache: str | Path | None = None,
+    subfolders: bool = True,
 ) -> PicturePairs:
     """Decode all pictures of a folder, sorted by name, and pair each with its low resolution.
 
@@ -112,13 +113,18 @@ def load_pairs(
             a warning that names them.
         memory_limit: above this many bytes, pixels lie in a memory-mapped file instead of memory.
         cache: folder for that file, where the next run finds it again; by default a temporary one.
+        subfolders: whether pictures in subfolders, DIV2K's too, belong to it.
     """
     folder = Path(folder)
     if split not in SPLITS:
         raise AnywidthError(f"split={split!r}: expected 'train' or 'valid'.")
     if not isinstance(scale, int) or scale < 1:
         raise AnywidthError(f"scale={scale!r}: expected a whole number of at least 1, such as 2.")
-    sources = [_measure(folder, *paths, scale) for paths in _find_pairs(folder, scale, split)]
+    if subfolders:
+        pairs = _find_pairs(folder, scale, split)
+    else:
+        pairs = [(path, None) for path in find_images(folder) if path.parent == folder]
+    sources = [_measure(folder, *paths, scale) for paths in pairs]
     sources = _drop_small(sources, folder, scale, patch)
     high_sizes = tuple(source.size for source in sources)
     low_sizes = tuple((height // scale, width // scale) for height, width in high_sizes)
@@ -250,7 +256,7 @@ def _drop_small(sources: list[_Source], folder: Path, scale: int, patch: int) ->
     if len(small) == len(sources):
         raise AnywidthError(
             f"{folder}: all {len(small)} images are smaller than {side}x{side}, one patch of "
-            f"{max(patch, 1)} at scale {scale}. Add larger images or use smaller patches."
+            f"{max(patch, 1)} at scale {scale}. Add larger images, or train on smaller patches."
         )
     if small:
         warnings.warn(

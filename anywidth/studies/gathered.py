@@ -23,11 +23,12 @@ CLOSE = 0.05
 
 
 _COLUMNS = ("network", "seed", "width", "multiply_adds", "parameters")
+WITHOUT_DISTILLATION = "US-Net without distillation"
 _NAMES = {
     "us": "US-Net",
     "us-l1": "US-Net, l1 distillation",
     "us-l1-truth": "US-Net, l1 distillation and truth",
-    "us-no-distillation": "US-Net without distillation",
+    "us-no-distillation": WITHOUT_DISTILLATION,
 }
 
 
@@ -135,30 +136,43 @@ def _row(row: Mapping[str, Any]) -> Row:
 
 def super_resolution_findings(rows: Sequence[Row]) -> list[Finding]:
     """The paper: within 0.01 dB of individual networks, slightly worse without distillation."""
+    present = [name for name in _NAMES.values() if any(row.network == name for row in rows)]
+    found = [finding for name in present for finding in _near_individual(rows, name)]
+    for name in present:
+        if name != WITHOUT_DISTILLATION:
+            found += _gain_of_distillation(rows, name)
+    return found
+
+
+def _near_individual(rows: Sequence[Row], name: str) -> list[Finding]:
     found = []
     for width in (0.5, 1.0):
-        ours, alone = (_mean(rows, name, width, "psnr") for name in ("US-Net", "I-Net"))
+        ours, alone = (_mean(rows, network, width, "psnr") for network in (name, "I-Net"))
         if ours is not None and alone is not None:
             text = (
-                f"One network for all widths is close to an individual one at width {width}: "
-                f"{_decibels(ours - alone)} (paper: 0.01 dB below)."
+                f"{name}: one network for all widths is close to an individual one at width "
+                f"{width}: {_decibels(ours - alone)} (paper: 0.01 dB below)."
             )
             found.append(Finding(_verdict(ours - alone >= -CLOSE), text))
-    widths = {row.width for row in rows if row.network == "US-Net" and row.width is not None}
+    return found
+
+
+def _gain_of_distillation(rows: Sequence[Row], name: str) -> list[Finding]:
+    widths = {row.width for row in rows if row.network == name and row.width is not None}
     gains = [
         ours - plain
         for width in sorted(widths)
-        if (ours := _mean(rows, "US-Net", width, "psnr")) is not None
-        and (plain := _mean(rows, _NAMES["us-no-distillation"], width, "psnr")) is not None
+        if (ours := _mean(rows, name, width, "psnr")) is not None
+        and (plain := _mean(rows, WITHOUT_DISTILLATION, width, "psnr")) is not None
     ]
-    if gains:
-        mean = statistics.mean(gains)
-        text = (
-            f"Without inplace distillation it is slightly worse: with it, {_decibels(mean)} in "
-            f"the mean over {len(gains)} widths (paper: slightly above)."
-        )
-        found.append(Finding(_verdict(mean > 0), text))
-    return found
+    if not gains:
+        return []
+    mean = statistics.mean(gains)
+    text = (
+        f"{name}: without inplace distillation it is slightly worse: with it, {_decibels(mean)} "
+        f"in the mean over {len(gains)} widths (paper: slightly above)."
+    )
+    return [Finding(_verdict(mean > 0), text)]
 
 
 def reinforcement_findings(rows: Sequence[Row]) -> list[Finding]:

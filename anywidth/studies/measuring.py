@@ -9,14 +9,13 @@ from typing import Any
 from anywidth.convert import plan_of
 from anywidth.groups import Plan
 from anywidth.layers import uncalibrated_allowed
-from anywidth.spectra import Spectrum, spectrum
+from anywidth.spectra import Spectrum, spectrum, spectrum_widths
 from anywidth.statistics import calibrate, load_statistics
 from anywidth.studies.parts import Measurement, Network
 from anywidth.tasks.classification import ClassificationConfig, TrainedClassifier
 from anywidth.training import load_weights
 from anywidth.width import ChannelConfig, Width
 
-STEP = 0.025
 # Global widths of the networks with one stage narrowed, and by how much (the paper's 0.6).
 STAGE_STEP = 0.05
 NARROWING = 0.6
@@ -52,11 +51,6 @@ def measure(
     return found
 
 
-def spectrum_widths(low: float, high: float, step: float = STEP) -> list[float]:
-    """Every 0.025 of a range, both ends included."""
-    return [round(low + i * step, 6) for i in range(round((high - low) / step) + 1)]
-
-
 def stage_groups(plan: Plan) -> list[list[str]]:
     """The groups of each of MobileNet v1's stages, by their base channels."""
     return [
@@ -79,8 +73,9 @@ def _widths(
     if measurement.widths == "spectrum":
         return {"spectrum": uniform}
     # No stage becomes narrower than the network was trained for.
-    lowest = STAGE_STEP * -(-config.low // (NARROWING * STAGE_STEP))
-    globally = spectrum_widths(round(lowest, 6), config.high, STAGE_STEP)
+    lowest = round(STAGE_STEP * -(-config.low // (NARROWING * STAGE_STEP)), 6)
+    is_possible = lowest <= config.high
+    globally = spectrum_widths(lowest, config.high, STAGE_STEP) if is_possible else []
     parts: dict[str, dict[float, Width]] = {"uniform": uniform}
     for number, groups in enumerate(stage_groups(plan), start=1):
         parts[f"stage {number}"] = {w: _narrowed(plan, groups, w) for w in globally}

@@ -7,10 +7,10 @@ The same code trains a universally slimmable network (US-Net), a slimmable one w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,99 +29,13 @@ from anywidth.model_spec import load_model
 from anywidth.models.building import initialize
 from anywidth.run import Run
 from anywidth.sampling import Sampling
+from anywidth.spectra import spectrum_widths
 from anywidth.statistics import calibrate, load_statistics, statistics_to_tensors
 from anywidth.step import SandwichStep, StepResult
 from anywidth.switchable import add_private_affine
+from anywidth.tasks.classification_config import ClassificationConfig, check_choices
 from anywidth.training import Training, load_weights, save_weights, train
 from anywidth.width import Width, WidthRange
-
-
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
-
-
-@dataclass(frozen=True)
-class ClassificationConfig:
-    """Every choice of a classification run; the defaults are the paper's where it has them."""
-
-    task: ClassVar[str] = "classification"
-    version: ClassVar[int] = 1
-
-    model: str = field(
-        default="mobilenet_v1",
-        metadata=_help("a name of the zoo, torchvision:NAME, timm:NAME or package.module:function"),
-    )
-    total_stride: int | None = field(
-        default=None, metadata=_help("of the zoo's networks: 32 for 224 px, 8 for 32 px")
-    )
-    data: str = field(
-        default="bundled",
-        metadata=_help("bundled, fashion_mnist, cifar10, cifar100, or folder (ImageNet's layout)"),
-    )
-    data_dir: str | None = field(default=None, metadata=_help("where the data lies"))
-    image_size: int | None = field(default=None, metadata=_help("crop of folder images, px"))
-    limit: int | None = field(default=None, metadata=_help("use only so many training images"))
-    validation: Literal["test", "split"] = field(
-        default="test", metadata=_help("the test set, or a tenth split from the training set")
-    )
-    workers: int = field(default=8, metadata=_help("processes that decode folder images"))
-    skip_corrupt: bool = field(default=False, metadata=_help("skip image files that are damaged"))
-
-    method: Literal["us", "s", "i"] = field(
-        default="us", metadata=_help("universally slimmable, switches only, or one width alone")
-    )
-    low: float = field(default=0.25, metadata=_help("narrowest width (the paper's k0)"))
-    high: float = field(default=1.0, metadata=_help("widest width"))
-    divisor: int = field(default=8, metadata=_help("channels are multiples of this (d)"))
-    width: float = field(default=1.0, metadata=_help("the one width of an I-Net"))
-    switches: tuple[float, ...] = field(
-        default=(0.25, 0.5, 0.75, 1.0), metadata=_help("the widths of an S-Net")
-    )
-    private_affine: bool = field(
-        default=False, metadata=_help("S-Net: a batch-norm scale and bias for each switch")
-    )
-    widths_per_step: int = field(default=4, metadata=_help("widths trained each step (n)"))
-    rule: Literal["sandwich", "random", "min+random", "max+random"] = field(
-        default="sandwich", metadata=_help("how they are drawn")
-    )
-    nonuniform: bool = field(default=False, metadata=_help("each group draws its own width"))
-    lattice: int | None = field(default=None, metadata=_help("draw from so many configurations"))
-    distill: bool = field(default=True, metadata=_help("inplace distillation"))
-    temperature: float = field(default=1.0, metadata=_help("of the soft labels"))
-    truth: float = field(default=0.0, metadata=_help("share of true labels in distillation"))
-    average_outputs: bool = field(default=False, metadata=_help("output averaging"))
-
-    epochs: int = field(default=10, metadata=_help("passes over the training images"))
-    batch_size: int = field(default=128, metadata=_help("images a step, all ranks together"))
-    learning_rate: float = field(default=0.1, metadata=_help("at its highest"))
-    warmup_epochs: float = field(default=0.0, metadata=_help("rise to it over so many epochs"))
-    momentum: float = field(default=0.9, metadata=_help("of SGD, nesterov"))
-    weight_decay: float = field(
-        default=1e-4, metadata=_help("on linear weights and convolutions that are not depthwise")
-    )
-    flip: bool = field(default=True, metadata=_help("mirror training images at random"))
-    crop_padding: int = field(default=4, metadata=_help("random crop after padding, px"))
-    cutout: int = field(default=0, metadata=_help("side of a square cut out, px"))
-
-    calibration_samples: int | None = field(
-        default=None, metadata=_help("training images for batch-norm statistics; none takes all")
-    )
-    calibration_method: Literal["exact", "moving"] = field(
-        default="exact", metadata=_help("how they are averaged")
-    )
-    evaluation_batch_size: int = field(default=500, metadata=_help("images a step, evaluating"))
-    precision: Literal["auto", "float32", "bfloat16"] = field(
-        default="auto", metadata=_help("auto is bfloat16 on a GPU, and on a CPU where it is faster")
-    )
-    kernels: bool = field(
-        default=True, metadata=_help("on a GPU: kernels that need no preparing for a new width")
-    )
-    device: str = field(default="auto", metadata=_help("auto, cpu, cuda or cuda:N"))
-    seed: int = field(default=0, metadata=_help("of everything random"))
-    validate_every: int = field(default=1, metadata=_help("epochs between validations"))
-    log_every: int = field(default=20, metadata=_help("steps between rows of metrics.csv"))
-    checkpoint_every: int = field(default=200, metadata=_help("steps between checkpoints"))
-
 
 # ---- data, network, optimiser --------------------------------------------------------------------
 
@@ -244,6 +158,7 @@ _PRECISIONS: dict[str, torch.dtype | Literal["auto"] | None] = {
 
 def train_run(run: Run, config: ClassificationConfig) -> bool:
     """Trains until the last epoch, or an interrupt (then false); resumes where the run left off."""
+    check_choices(config)
     device = local_device(config.device)
     data = load_data(config, device, shared=True)
     model = build_model(config, len(data.classes), data.input_shape).to(device)
@@ -385,8 +300,7 @@ class TrainedClassifier:
             return sorted(self.config.switches)
         if self.config.method == "i":
             return [1.0]
-        low, high = self.config.low, self.config.high
-        return [round(low + i * 0.025, 6) for i in range(round((high - low) / 0.025) + 1)]
+        return spectrum_widths(self.config.low, self.config.high)
 
     def calibrate(
         self, widths: Sequence[Width], samples: int | None = None, method: str | None = None
@@ -418,11 +332,17 @@ class TrainedClassifier:
 
 
 def open_trained(
-    folder: str | Path, device: str = "auto", with_data: bool = True
+    folder: str | Path,
+    device: str = "auto",
+    with_data: bool = True,
+    config: ClassificationConfig | None = None,
 ) -> TrainedClassifier:
-    """Loads a finished run for calibrating, evaluating or predicting."""
+    """Loads a finished run for calibrating, evaluating or predicting.
+
+    A `config` given stands for the run's own: its data may lie elsewhere by now.
+    """
     run = Run.open_finished(folder, writing=rank() == 0)
-    config = from_json(ClassificationConfig, run.config_data)
+    config = config or from_json(ClassificationConfig, run.config_data)
     place = local_device(device)
     state = run.state()
     channels, height, width = state["input_shape"]

@@ -234,10 +234,15 @@ class TrainedPolicy:
         return found
 
 
-def open_trained(folder: str | Path, device: str = "auto", with_data: bool = True) -> TrainedPolicy:
+def open_trained(
+    folder: str | Path,
+    device: str = "auto",
+    with_data: bool = True,
+    config: ReinforcementConfig | None = None,
+) -> TrainedPolicy:
     """Loads a finished run for evaluating or playing; its data are games, made when asked for."""
     run = Run.open_finished(folder, writing=rank() == 0)
-    config = from_json(ReinforcementConfig, run.config_data)
+    config = config or from_json(ReinforcementConfig, run.config_data)
     state = run.state()
     model = build_model(config, state["actions"], tuple(state["observation_shape"]))
     load_weights(model, run.model_tensors())

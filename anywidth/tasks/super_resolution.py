@@ -21,12 +21,14 @@ from anywidth.config import from_json
 from anywidth.convert import at_width, slimmable
 from anywidth.data.patches import PatchLoader
 from anywidth.data.super_resolution import BUNDLED, PicturePairs, find_images, load_pairs
-from anywidth.distributed import local_device, rank, world_size
+from anywidth.distributed import barrier, local_device, rank, world_size
 from anywidth.errors import AnywidthError
+from anywidth.image_quality import WINDOW
 from anywidth.models.wdsr import WDSR, wdsr
 from anywidth.resize import upscale
 from anywidth.run import Run
 from anywidth.sampling import Sampling
+from anywidth.spectra import spectrum_widths
 from anywidth.statistics import statistics_to_tensors
 from anywidth.step import Loss, SandwichStep, StepResult
 from anywidth.tasks.upscaling import Sets, evaluate, mean_psnr, tf32_convolutions
@@ -57,7 +59,7 @@ class SuperResolutionConfig:
     )
     eval_dir: str | None = field(
         default=None,
-        metadata=_help("pictures to evaluate on; with subfolders (Set5, Set14), each is a set"),
+        metadata=_help("pictures to evaluate on; each subfolder (Set5, Set14) is a set"),
     )
     cache_dir: str | None = field(
         default=None, metadata=_help("where decoded pictures too large for memory are kept")
@@ -126,25 +128,41 @@ def load_training_pictures(config: SuperResolutionConfig) -> PicturePairs:
 
 def load_evaluation_sets(config: SuperResolutionConfig) -> dict[str, PicturePairs]:
     """The pictures to evaluate on by the name of their set, the smallest set first."""
+    # Inside the border that is cut, SSIM needs room for its window.
+    smallest = math.ceil((WINDOW + 2 * config.scale) / config.scale)
     sets = {
-        name: load_pairs(folder, config.scale, split="valid", cache=config.cache_dir)
-        for name, folder in _evaluation_folders(config).items()
+        name: load_pairs(
+            folder,
+            config.scale,
+            split="valid",
+            patch=smallest,
+            cache=config.cache_dir,
+            subfolders=subfolders,
+        )
+        for name, (folder, subfolders) in _evaluation_folders(config).items()
     }
     return dict(sorted(sets.items(), key=lambda item: (len(item[1]), item[0])))
 
 
-def _evaluation_folders(config: SuperResolutionConfig) -> dict[str, Path]:
-    """`eval_dir` or each of its subfolders, else DIV2K's validation pictures, else bundled ones."""
+def _evaluation_folders(config: SuperResolutionConfig) -> dict[str, tuple[Path, bool]]:
+    """Each set's folder, and whether its subfolders are part of it.
+
+    These are the subfolders of `eval_dir`, and the pictures beside them as one more set; else
+    DIV2K's validation pictures; else the bundled ones.
+    """
     given = config.eval_dir or config.data_dir
     if given is not None and (Path(given) / "DIV2K_valid_HR").is_dir():
-        return {"DIV2K": Path(given)}
+        return {"DIV2K": (Path(given), True)}
     if config.eval_dir is None:
-        return {"bundled": BUNDLED / "eval"}
+        return {"bundled": (BUNDLED / "eval", True)}
     folder = Path(config.eval_dir)
-    find_images(folder)
-    inside = {path.name: path for path in folder.iterdir() if path.is_dir()}
-    named = {name: path for name, path in inside.items() if not name.startswith(".")}
-    return named or {folder.resolve().name: folder}
+    paths = find_images(folder)
+    inside = {path.relative_to(folder).parts[0] for path in paths if path.parent != folder}
+    found = {name: (folder / name, True) for name in inside if not name.startswith(".")}
+    own = folder.resolve().name
+    if any(path.parent == folder for path in paths):
+        found[f"{own} itself" if own in found else own] = (folder, False)
+    return found or {own: (folder, True)}
 
 
 def build_model(config: SuperResolutionConfig) -> WDSR:
@@ -306,6 +324,7 @@ def train_run(run: Run, config: SuperResolutionConfig) -> bool:
             {"steps": step.count},
             metadata={"statistics": metadata},
         )
+    barrier()
     return True
 
 
@@ -355,9 +374,7 @@ class TrainedUpscaler:
         """What a spectrum covers unless told: every 0.05 of the range."""
         if self.config.method == "i":
             return [1.0]
-        low, high = self.config.low, self.config.high
-        steps = [round(low + i * 0.05, 6) for i in range(math.ceil((high - low) / 0.05 - 1e-9))]
-        return [*steps, high]
+        return spectrum_widths(self.config.low, self.config.high, step=0.05)
 
     def calibrate(
         self, widths: Sequence[Width], samples: int | None = None, method: str | None = None
@@ -375,11 +392,17 @@ class TrainedUpscaler:
 
 
 def open_trained(
-    folder: str | Path, device: str = "auto", with_data: bool = True
+    folder: str | Path,
+    device: str = "auto",
+    with_data: bool = True,
+    config: SuperResolutionConfig | None = None,
 ) -> TrainedUpscaler:
-    """Loads a finished run for evaluating or upscaling."""
+    """Loads a finished run for evaluating or upscaling.
+
+    A `config` given stands for the run's own: its pictures may lie elsewhere by now.
+    """
     run = Run.open_finished(folder, writing=rank() == 0)
-    config = from_json(SuperResolutionConfig, run.config_data)
+    config = config or from_json(SuperResolutionConfig, run.config_data)
     model = build_model(config)
     load_weights(model, run.model_tensors())
     model.to(local_device(device)).eval()

@@ -13,11 +13,11 @@ from anywidth.tasks.classification import ClassificationConfig
 
 OPTIONS = {
     "train": {"--out", "--epochs", "--seed", "--batch-size", "--device", "--resume", "--report",
-              "--no-report", "--show", "--list"},
-    "calibrate": {"--widths", "--samples", "--method", "--device"},
-    "spectrum": {"--widths", "--latency", "--no-latency", "--device"},
+              "--no-report", "--show", "--list", "--data-dir", "--eval-dir"},
+    "calibrate": {"--widths", "--samples", "--method", "--device", "--data-dir"},
+    "spectrum": {"--widths", "--latency", "--no-latency", "--device", "--data-dir", "--eval-dir"},
     "compare": {"--out", "--metric"},
-    "report": {"--baseline", "--device"},
+    "report": {"--baseline", "--device", "--data-dir", "--eval-dir"},
     "predict": {"--width", "--top", "--device"},
     "inspect": {"--input", "--widths", "--json"},
     "upscale": {"--width", "--out", "--device"},
