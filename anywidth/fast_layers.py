@@ -19,7 +19,14 @@ from torch.nn.modules.batchnorm import _NormBase
 from anywidth import kernels
 from anywidth.convert import plan_of
 from anywidth.kernels.shared_buffers import cast_weight, gradient_sum
-from anywidth.layers import cut_name, drop_fast_paths, is_narrowed, is_switched_norm, scale_name
+from anywidth.layers import (
+    cut_name,
+    drop_fast_paths,
+    is_narrowed,
+    is_switched_norm,
+    only_normalises,
+    scale_name,
+)
 
 _ACTIVATIONS: dict[type[nn.Module], str] = {
     nn.ReLU: "relu",
@@ -48,7 +55,7 @@ def use_kernels(model: nn.Module, enabled: bool = True) -> nn.Module:
                 _give(module, _depthwise_forward)
             elif _is_pointwise(module):
                 _give(module, _pointwise_forward)
-        elif _only_normalises(module) and is_switched_norm(module):
+        elif _is_plain_norm(module) and is_switched_norm(module):
             _give(module, _norm_forward)
     return model
 
@@ -185,15 +192,14 @@ class _Pointwise(torch.autograd.Function):
 def _join(norm: nn.Module, activation: nn.Module) -> None:
     """Lets a batch norm do the work of the activation that alone reads its output."""
     kind = _ACTIVATIONS.get(_slow_class(activation))
-    if kind is not None and _only_normalises(norm) and is_narrowed(norm):
+    if kind is not None and _is_plain_norm(norm) and is_narrowed(norm):
         if "_slow_class" not in activation.__dict__:
             _give(activation, _joined_forward)
         norm.__dict__["_activation"] = (kind, activation)
 
 
-def _only_normalises(module: nn.Module) -> bool:
-    """Not so for a class of its own forward, which may activate as well."""
-    return isinstance(module, nn.BatchNorm2d) and type(module).forward is nn.BatchNorm2d.forward
+def _is_plain_norm(module: nn.Module) -> bool:
+    return isinstance(module, nn.BatchNorm2d) and only_normalises(module)
 
 
 def _is_watched(module: nn.Module) -> bool:

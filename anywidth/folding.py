@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypeGuard
-
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils import parametrize
+
+from anywidth.layers import only_normalises
 
 
 def fold_norms(model: nn.Module, folds: list[tuple[str, str]]) -> None:
@@ -17,18 +17,12 @@ def fold_norms(model: nn.Module, folds: list[tuple[str, str]]) -> None:
         _bake_weight_norm(module)
     for layer_path, norm_path in folds:
         layer, norm = model.get_submodule(layer_path), model.get_submodule(norm_path)
-        if not isinstance(layer, nn.Linear | _ConvNd) or not _only_normalises(norm):
+        if not isinstance(layer, nn.Linear | _ConvNd) or not only_normalises(norm):
             continue
         if norm.running_mean is not None and norm.running_var is not None:
             _merge(layer, norm, norm.running_mean, norm.running_var)
             parent, _, name = norm_path.rpartition(".")
             setattr(model.get_submodule(parent), name, nn.Identity())
-
-
-def _only_normalises(norm: nn.Module) -> TypeGuard[_BatchNorm]:
-    """Not so for a class of its own forward, which may activate as well."""
-    plain = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
-    return isinstance(norm, _BatchNorm) and type(norm).forward in plain
 
 
 def _bake_weight_norm(module: nn.Module) -> None:

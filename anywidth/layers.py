@@ -12,11 +12,11 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from anywidth.errors import AnywidthError
 from anywidth.groups import AttributeSlot, Axis, Segment
@@ -83,6 +83,12 @@ def is_narrowed(module: nn.Module) -> bool:
 def is_switched_norm(module: nn.Module) -> bool:
     """Whether a module keeps running statistics by width."""
     return "_bank" in module.__dict__
+
+
+def only_normalises(module: nn.Module) -> TypeGuard[_BatchNorm]:
+    """Whether a module is a batch norm and no more: one with its own forward may activate too."""
+    plain = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+    return isinstance(module, _BatchNorm) and type(module).forward in plain
 
 
 def held_tensor(module: nn.Module, name: str) -> Tensor | None:

@@ -1,9 +1,10 @@
-"""In which dtype forward passes run when nobody said: the one that is faster here."""
+"""In which precision passes run: the faster dtype where nobody said, and tf32 where allowed."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -66,3 +67,15 @@ def faster_dtype(
 def _cpu_has_bfloat16() -> bool:
     """Whether the processor multiplies bfloat16 itself, rather than by way of float32."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+@contextlib.contextmanager
+def tf32_arithmetic(allowed: bool) -> Iterator[None]:
+    """Lets a GPU round what convolutions and linear layers read to 10 bits, or not."""
+    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = convolutions.allow_tf32, products.allow_tf32
+    convolutions.allow_tf32 = products.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        convolutions.allow_tf32, products.allow_tf32 = before

@@ -156,7 +156,7 @@ def sr_wdsr() -> SuperResolutionConfig:
 def rl() -> ReinforcementConfig:
     """US-PPO that plays MinAtar Breakout, for two CPU cores.
 
-    Command: `anywidth train rl`. Under two minutes on two idle cores, the games at five widths
+    Command: `anywidth train rl`. About two minutes on two idle cores, the games at five widths
     included; mean score 8.6 at width 0.25 and 8.7 at 1.0 (three seeds, `docs/reinforcement.md`).
     Random play scores 0.5, and an ordinary network sliced to 0.25 scores 1.1.
     """

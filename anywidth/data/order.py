@@ -1,5 +1,6 @@
 """Which samples each step of an epoch sees, and which part of them falls to each rank."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -87,7 +88,7 @@ class BatchOrder:
             )
 
 
-class OrderedLoader:
+class OrderedLoader(ABC):
     """What the loaders have in common: epochs that can begin at any step, in a known order.
 
     A loader sets `order` and yields the batches of an epoch in `_batches`.
@@ -117,8 +118,9 @@ class OrderedLoader:
         self.order.check_start(epoch, start)
         return self._batches(epoch, start)
 
+    @abstractmethod
     def _batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
-        raise NotImplementedError
+        """This rank's part of each batch from step ``start`` on."""
 
 
 def choose_subset(samples: int, count: int, seed: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -36,11 +36,7 @@ class Outcome:
 
 
 class VectorEnvironment(Protocol):
-    """`count` games side by side; one that is over starts anew in the same step.
-
-    An environment that can step while the caller does something else has, besides, the two halves
-    of `step`: `send(actions)`, which returns at once, and `receive()`, which waits for the outcome.
-    """
+    """`count` games side by side; one that is over starts anew in the same step."""
 
     count: int
     actions: int
@@ -60,6 +56,19 @@ class VectorEnvironment(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class SteppingAlone(VectorEnvironment, Protocol):
+    """An environment that steps while the caller does something else: `step` in two halves."""
+
+    def send(self, actions: np.ndarray) -> None:
+        """Begins a step and returns at once."""
+        ...
+
+    def receive(self) -> Outcome:
+        """Waits for the outcome of the step begun."""
+        ...
 
 
 class ScoreBook:

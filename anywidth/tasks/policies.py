@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -74,15 +73,3 @@ def precision_of(config: ReinforcementConfig, device: torch.device) -> str:
     if config.precision != "auto":
         return config.precision
     return "tf32" if device.type == "cuda" else "float32"
-
-
-@contextlib.contextmanager
-def tf32_arithmetic(allowed: bool) -> Iterator[None]:
-    """Lets a GPU round what convolutions and linear layers read to 10 bits, or not."""
-    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = convolutions.allow_tf32, products.allow_tf32
-    convolutions.allow_tf32 = products.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        convolutions.allow_tf32, products.allow_tf32 = before

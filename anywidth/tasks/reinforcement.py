@@ -22,6 +22,7 @@ from anywidth.config import from_json
 from anywidth.convert import at_width
 from anywidth.distributed import local_device, rank, world_size
 from anywidth.errors import AnywidthError
+from anywidth.precision import tf32_arithmetic
 from anywidth.run import Run
 from anywidth.sampling import Sampling
 from anywidth.seeds import derive_seed
@@ -32,7 +33,6 @@ from anywidth.tasks.policies import (
     actions_and_shape,
     build_model,
     precision_of,
-    tf32_arithmetic,
 )
 from anywidth.tasks.ppo import (
     RolloutLoader,

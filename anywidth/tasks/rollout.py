@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from anywidth.convert import at_width, plan_of
-from anywidth.environments import Outcome, VectorEnvironment
+from anywidth.environments import SteppingAlone, VectorEnvironment
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Player:
         self._actions = self._chosen.to(self.device) if on_gpu else self._chosen
         self._position = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._steps_alone = hasattr(environment, "send")
+        self._stepping_alone = environment if isinstance(environment, SteppingAlone) else None
         self._pending: np.ndarray | None = None
 
     def start(self) -> None:
@@ -110,18 +110,17 @@ class Player:
 
     def send(self, actions: np.ndarray) -> None:
         """Lets the environments step: at once and on their own if they can."""
-        if self._steps_alone:
-            self.environment.send(actions)  # type: ignore[attr-defined]
+        if self._stepping_alone is not None:
+            self._stepping_alone.send(actions)
         self._pending = actions
 
     def receive(self, step: int) -> None:
         """Waits for the environments and files what the actions of row `step` brought."""
         assert self._pending is not None
-        outcome: Outcome = (
-            self.environment.receive()  # type: ignore[attr-defined]
-            if self._steps_alone
-            else self.environment.step(self._pending)
-        )
+        if self._stepping_alone is not None:
+            outcome = self._stepping_alone.receive()
+        else:
+            outcome = self.environment.step(self._pending)
         self._pending = None
         self._seen.numpy()[...] = outcome.observations
         self.rollout.rewards[step] = torch.from_numpy(outcome.rewards)

@@ -25,13 +25,14 @@ from anywidth.distributed import barrier, local_device, rank, world_size
 from anywidth.errors import AnywidthError
 from anywidth.image_quality import WINDOW
 from anywidth.models.wdsr import WDSR, wdsr
+from anywidth.precision import tf32_arithmetic
 from anywidth.resize import upscale
 from anywidth.run import Run
 from anywidth.sampling import Sampling
 from anywidth.spectra import spectrum_widths
 from anywidth.statistics import statistics_to_tensors
 from anywidth.step import Loss, SandwichStep, StepResult
-from anywidth.tasks.upscaling import Sets, evaluate, mean_psnr, tf32_convolutions
+from anywidth.tasks.upscaling import Sets, evaluate, mean_psnr
 from anywidth.trace import plan as make_plan
 from anywidth.training import Training, load_weights, train
 from anywidth.width import Width, WidthRange, round_channels
@@ -314,7 +315,7 @@ def train_run(run: Run, config: SuperResolutionConfig) -> bool:
         config.checkpoint_every,
         description=f"{config.name} {config.width}" if config.method == "i" else config.name,
     )
-    with tf32_convolutions(precision != "float32"):
+    with tf32_arithmetic(precision != "float32"):
         if not train(training):
             return False
     if rank() == 0:

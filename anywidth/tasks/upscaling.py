@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -13,22 +12,12 @@ from torch import Tensor
 from anywidth.data.super_resolution import PicturePairs
 from anywidth.image_quality import luma, psnr, ssim
 from anywidth.models.wdsr import WDSR
+from anywidth.precision import tf32_arithmetic
 from anywidth.resize import round_to_uint8, upscale
 from anywidth.tiling import run_tiled
 
 Sets = Mapping[str, PicturePairs]
 """Pictures to evaluate on, by the name of their set."""
-
-
-@contextlib.contextmanager
-def tf32_convolutions(allowed: bool) -> Iterator[None]:
-    """Lets a GPU round what convolutions read to 10 bits, or not, inside a `with` block."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
 
 
 @torch.no_grad()
@@ -44,7 +33,7 @@ def super_resolve(model: WDSR, images: Tensor) -> Tensor:
         return model(tile.to(device).contiguous(memory_format=torch.channels_last)).clamp_(0, 1)
 
     radius = model.receptive_radius
-    with tf32_convolutions(False):
+    with tf32_arithmetic(False):
         return run_tiled(run, images, scale=model.scale, tile=max(256, 4 * radius), overlap=radius)
 
 

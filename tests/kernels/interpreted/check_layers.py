@@ -2,7 +2,6 @@
 
 import copy
 
-import interpreter  # noqa: F401
 import pytest
 import torch
 from interpreter import assert_near
