@@ -32,6 +32,7 @@ from anywidth import kernels
 from anywidth.kernels import (
     batch_norm_backward,
     batch_norm_forward,
+    batch_norm_small,
     depthwise_forward,
     depthwise_input_gradient,
     depthwise_weight_gradient,
@@ -49,6 +50,7 @@ NAMES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 MODULES = (
     batch_norm_backward,
     batch_norm_forward,
+    batch_norm_small,
     depthwise_forward,
     depthwise_input_gradient,
     depthwise_weight_gradient,
@@ -74,6 +76,8 @@ def checks() -> Iterator[list[Check]]:
     """Groups of checks; a group shares what has to be compiled."""
     aligned = [(3, 8, 7, 7), (2, 40, 14, 15), (4, 256, 7, 8), (8, 64, 57, 56)]
     other = [(1, 1, 1, 1), (5, 3, 5, 7), (2, 33, 8, 5), (3, 257, 7, 9)]
+    # Batch norm over more than 4,096 pixels takes other kernels than over fewer.
+    many_pixels = [(8, 40, 23, 24), (9, 3, 31, 33), (5, 257, 30, 31)]
     sizes = [(kernel, stride) for kernel in (3, 5) for stride in (1, 2)]
     for kernel, stride in sizes:
         for shapes in (aligned, other):
@@ -82,7 +86,7 @@ def checks() -> Iterator[list[Check]]:
         yield [Check("depthwise", dtype, shape, kernel, stride) for shape in aligned]
     for activation in kernels.ACTIVATIONS:
         for dtype in NAMES:
-            shapes = aligned + other[1:] if dtype == "bf16" else aligned
+            shapes = aligned + other[1:] + many_pixels if dtype == "bf16" else aligned
             yield [Check("batch norm", dtype, s, activation=activation) for s in shapes]
 
 
@@ -209,14 +213,18 @@ def variants() -> Counter[str]:
 
 
 def train_once(channels: int) -> None:
-    """A depthwise layer and its batch norm, forward and backward."""
-    x = channels_last(16, channels, 14, 14).requires_grad_()
+    """A depthwise layer and its batch norm, forward and backward, over few pixels and many."""
+    for size in (14, 28):
+        train_layer(channels_last(16, channels, size, size).requires_grad_())
+    torch.cuda.synchronize()
+
+
+def train_layer(x: Tensor) -> None:
     filters = torch.randn(512, 1, 3, 3, device="cuda", requires_grad=True)
     weight, bias = (torch.randn(512, device="cuda", requires_grad=True) for _ in range(2))
     y = kernels.depthwise_conv2d(x, filters, 1, 1)
     z = kernels.batch_norm_act(y, weight, bias, None, None, 0.1, 1e-5, "relu")
     z.backward(torch.ones_like(z))
-    torch.cuda.synchronize()
 
 
 def check_new_widths() -> dict[str, Any]:
