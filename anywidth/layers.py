@@ -197,10 +197,14 @@ def new_statistics(module: nn.Module, size: int, label: float | None) -> Statist
     )
 
 
-def tracked_statistics(model: nn.Module) -> list[Statistics]:
-    """What a network knows of widths other than the full one, whose are in its buffers."""
+def tracked_statistics(model: nn.Module, config: ChannelConfig | None = None) -> list[Statistics]:
+    """What a network knows of widths other than the full one, whose are in its buffers.
+
+    Of one configuration, or of all.
+    """
     norms = [module for module in model.modules() if is_switched_norm(module)]
-    return [entry for norm in norms for entry in norm.__dict__["_bank"].values()]
+    banks: list[dict[ChannelConfig, Statistics]] = [norm.__dict__["_bank"] for norm in norms]
+    return [e for bank in banks for c, e in bank.items() if config is None or c == config]
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import anywidth as aw
 from anywidth.distillation import WithTargets
+from anywidth.errors import AnywidthError
 from anywidth.fast_layers import use_kernels
 from anywidth.layers import tracked_statistics
 
@@ -103,8 +104,15 @@ def test_warming_up_leaves_weights_and_statistics_as_they_were() -> None:
     step.warm_up([1.0, 0.25, 0.5], x, y)
     assert len(step.engine.captured) == 3
     assert all(torch.equal(a, b) for a, b in zip(before, everything(), strict=True))
+    model.eval()
+    with pytest.raises(AnywidthError, match="no statistics"), aw.at_width(model, 0.25):
+        model(x)
+    model.train()
     step(x, y)
     assert not all(torch.equal(a, b) for a, b in zip(before, everything(), strict=True))
+    model.eval()
+    with aw.at_width(model, 0.25):
+        model(x)  # its statistics were tracked by a replayed graph
 
 
 def test_a_network_that_cannot_be_captured_warns_once_and_trains_on() -> None:

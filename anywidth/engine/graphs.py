@@ -23,7 +23,7 @@ from anywidth.engine.passes import Objective, detached
 from anywidth.engine.trees import copy_into, leaves, map_tensors, signature
 from anywidth.fast_layers import weights_read_cast
 from anywidth.kernels.shared_buffers import gradients_added_to, weights_cast_to
-from anywidth.layers import statistics_kept
+from anywidth.layers import Statistics, statistics_kept, tracked_statistics
 from anywidth.width import ChannelConfig
 
 # (configuration, whether it learns from a teacher)
@@ -32,11 +32,15 @@ Key = tuple[ChannelConfig, bool]
 
 @dataclass
 class CapturedPass:
-    """A captured graph with the buffers it leaves its results in."""
+    """A captured graph with the buffers it leaves its results in.
+
+    `tracked` are the running statistics it writes: a replay runs no Python that would notice.
+    """
 
     graph: torch.cuda.CUDAGraph
     loss: Tensor
     output: Any
+    tracked: list[Statistics]
 
 
 class GraphEngine:
@@ -93,6 +97,8 @@ class GraphEngine:
             if done is not None:
                 self.captured.move_to_end(key)
                 done.graph.replay()
+                for entry in done.tracked:
+                    entry.ready = True
             else:
                 done = self._first_sight(key)
                 if done is None:
@@ -161,7 +167,8 @@ class GraphEngine:
         if self.teacher is None:
             self.teacher = map_tensors(torch.empty_like, output)
         copied = map_tensors(torch.clone, output)
-        done = CapturedPass(torch.cuda.CUDAGraph(), loss.clone(), copied)
+        tracked = tracked_statistics(self.model, key[0])
+        done = CapturedPass(torch.cuda.CUDAGraph(), loss.clone(), copied, tracked)
         try:
             with torch.cuda.graph(done.graph, pool=self.pool, stream=self.stream):
                 loss, output = self._pass(key)
