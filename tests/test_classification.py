@@ -193,6 +193,18 @@ def test_evaluation_does_not_depend_on_the_batches() -> None:
             assert found[name] == pytest.approx(float(value), abs=1e-4), name
 
 
+def test_smoothed_labels_keep_the_loss_above_their_entropy(
+    us_net: TrainedClassifier, tmp_path: Path
+) -> None:
+    smoothed = trained(replace(TINY, label_smoothing=0.5), tmp_path / "smoothed")
+    shares = torch.full((10,), 0.05)
+    shares[0] = 0.55
+    entropy = -float((shares * shares.log()).sum())
+    for classifier, is_above in ((smoothed, True), (us_net, False)):
+        losses = [row["loss_max"] for row in read_metrics(classifier.run.metrics_path)]
+        assert (min(losses) > entropy) is is_above
+
+
 def test_sampling_follows_the_method() -> None:
     config = replace(TINY, widths_per_step=3, rule="max+random", lattice=4, seed=9)
     assert sampling_of(config) == aw.Sampling("max+random", 3, False, 4, seed=9)
@@ -210,6 +222,11 @@ def test_sampling_follows_the_method() -> None:
         ({"temperature": -1.0}, "temperature=-1.0: expected a number above 0"),
         ({"method": "i", "width": 1.5}, r"width=1.5: .* in \(0, 1\]"),
         ({"method": "i", "width": 0.0}, r"width=0.0: .* in \(0, 1\]"),
+        ({"label_smoothing": 1.0}, "label_smoothing=1.0: expected a share from 0 to below 1"),
+        (
+            {"total_stride": 8, "strides": (1, 1, 2, 2, 2)},
+            r"strides=\(1, 1, 2, 2, 2\) and total_stride=8 say the same thing: leave one out",
+        ),
         ({"data_dir": "here"}, "data_dir='here' is not read with data='bundled': leave out"),
     ],
     ids=str,

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,6 +53,34 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_zoo_takes_options(name: str) -> None:
     model = load_model(name, num_classes=7, in_channels=1, total_stride=8)
     assert model(torch.randn(2, 1, 16, 16)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v1", "mobilenet_v2"])
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({"total_stride": 32}, [16, 8, 4, 2, 1]),
+        ({"total_stride": 8}, [32, 16, 8, 4]),
+        ({"strides": (1, 1, 2, 2, 2)}, [32, 16, 8, 4]),
+        ({"strides": (1, 2, 2, 1, 1)}, [32, 16, 8]),
+        ({"strides": [2, 1, 1, 1, 2]}, [16, 8]),
+    ],
+)
+def test_strides_say_where_images_are_halved(
+    name: str, options: dict[str, Any], sizes: list[int]
+) -> None:
+    model = load_model(name, **options).eval()
+    seen: dict[int, None] = {}
+    for layer in model.features:
+        layer.register_forward_hook(lambda *call: seen.setdefault(call[-1].shape[-1]))
+    model(torch.randn(1, 3, 32, 32))
+    assert list(seen) == sizes
+
+
+def test_strides_other_than_five_ones_and_twos_are_refused() -> None:
+    for strides in ((1, 2, 2), (1, 1, 2, 2, 4)):
+        with pytest.raises(AnywidthError, match="expected five, each 1 or 2"):
+            load_model("mobilenet_v2", strides=strides)
 
 
 def test_wdsr_is_in_the_zoo() -> None:

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -72,6 +73,7 @@ def test_no_configuration_is_trained_twice(data: str, tmp_path: Path) -> None:
     first = {job.name for job in main if job.config.seed == 0}
     assert first < {job.name for job in jobs}
     kept = ("epochs", "learning_rate", "weight_decay", "batch_size", "momentum", "cutout")
+    kept += ("label_smoothing", "strides")
     assert len({tuple(getattr(job.config, name) for name in kept) for job in jobs}) == 1
 
 
@@ -157,6 +159,17 @@ def test_more_images_than_there_are_means_all(measured: Path) -> None:
     }
     assert errors["exact over 1k"] == errors["exact over all"] == errors["exact over 2k"]
     assert errors["moving over all"] == pytest.approx(errors["exact over all"], rel=0.2)
+
+
+def test_trainings_of_an_older_version_are_taken(measured: Path, tmp_path: Path) -> None:
+    """Their configuration lacks the fields that came later, which have their defaults then."""
+    copy = shutil.copytree(measured, tmp_path / "study", ignore=shutil.ignore_patterns("*.safe*"))
+    for path in copy.glob("runs/*/config.json"):
+        data = json.loads(path.read_text())
+        del data["strides"], data["label_smoothing"]
+        path.write_text(json.dumps({**data, "version": 1}))
+    options = ["--out", copy, *SETTINGS, "--device", "cpu", "--parallel", "1"]
+    assert command("study", "bn-statistics", *options, "--epochs", "1").code == 0
 
 
 def test_another_training_in_the_folder_is_refused(measured: Path) -> None:

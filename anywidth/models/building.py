@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -43,6 +44,20 @@ def initialize(model: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
 
 
-def check_total_stride(total_stride: int, known: tuple[int, ...]) -> None:
-    if total_stride not in known:
-        raise AnywidthError(f"total_stride={total_stride!r}: expected one of {known}")
+def strides_of(total_stride: int, strides: Sequence[int] | None) -> tuple[int, ...]:
+    """The strides of the five layers that halve the image in the published network.
+
+    Args:
+        total_stride: 32, 16 or 8: the first ones are dropped.
+        strides: each of the five, instead.
+    """
+    known = {32: (2, 2, 2, 2, 2), 16: (2, 1, 2, 2, 2), 8: (1, 1, 2, 2, 2)}
+    if strides is None:
+        if total_stride not in known:
+            raise AnywidthError(f"total_stride={total_stride!r}: expected one of {tuple(known)}")
+        return known[total_stride]
+    if len(strides) != 5 or not set(strides) <= {1, 2}:
+        raise AnywidthError(
+            f"strides={tuple(strides)!r}: expected five, each 1 or 2, such as {known[8]}"
+        )
+    return tuple(strides)

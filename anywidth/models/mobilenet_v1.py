@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
-from anywidth.models.building import check_total_stride, conv_norm, initialize
+from anywidth.models.building import conv_norm, initialize, strides_of
 
 # (output channels, blocks) of the five stages after the stem.
 STAGES = ((64, 1), (128, 2), (256, 2), (512, 6), (1024, 2))
 
 
 class MobileNetV1(nn.Module):
-    def __init__(self, num_classes: int, in_channels: int, total_stride: int) -> None:
+    def __init__(self, num_classes: int, in_channels: int, strides: Sequence[int]) -> None:
         super().__init__()
-        check_total_stride(total_stride, (8, 16, 32))
-        stem_stride = 1 if total_stride == 8 else 2
-        strides = (1, 2 if total_stride == 32 else 1, 2, 2, 2)
-        layers: list[nn.Module] = [conv_norm(in_channels, 32, 3, stem_stride)]
+        stem, *later = strides
+        layers: list[nn.Module] = [conv_norm(in_channels, 32, 3, stem)]
         channels = 32
-        for (out, blocks), stride in zip(STAGES, strides, strict=True):
+        for (out, blocks), stride in zip(STAGES, (1, *later), strict=True):
             for block in range(blocks):
                 step = stride if block == 0 else 1
                 layers.append(
@@ -38,7 +38,10 @@ class MobileNetV1(nn.Module):
 
 
 def mobilenet_v1(
-    num_classes: int = 1000, in_channels: int = 3, total_stride: int = 32
+    num_classes: int = 1000,
+    in_channels: int = 3,
+    total_stride: int = 32,
+    strides: Sequence[int] | None = None,
 ) -> MobileNetV1:
     """MobileNet v1 as published: 569 M multiply-adds at 224 px.
 
@@ -47,5 +50,7 @@ def mobilenet_v1(
         in_channels: 3 for colour, 1 for grey images.
         total_stride: how far the features are scaled down: 32 for images of about 224 px; 16 or 8
             (the first strides dropped) for small ones, 8 for CIFAR's 32 px.
+        strides: instead, those of the stem and of the stages with 128, 256, 512 and 1024 channels,
+            1 or 2 each.
     """
-    return MobileNetV1(num_classes, in_channels, total_stride)
+    return MobileNetV1(num_classes, in_channels, strides_of(total_stride, strides))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from anywidth.models.building import check_total_stride, conv_norm, initialize
+from anywidth.models.building import conv_norm, initialize, strides_of
 
 if TYPE_CHECKING:
     from anywidth.groups import Plan
 
-# (expansion, output channels, blocks, stride) of each stage after the stem.
+# (expansion, output channels, blocks, published stride) of each stage after the stem.
 STAGES = (
     (1, 16, 1, 1),
     (6, 24, 2, 2),
@@ -42,16 +43,13 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    def __init__(self, num_classes: int, in_channels: int, total_stride: int) -> None:
+    def __init__(self, num_classes: int, in_channels: int, strides: Sequence[int]) -> None:
         super().__init__()
-        check_total_stride(total_stride, (8, 16, 32))
-        layers: list[nn.Module] = [
-            conv_norm(in_channels, 32, 3, 1 if total_stride == 8 else 2, activation=nn.ReLU6)
-        ]
+        stem, *later = strides
+        layers: list[nn.Module] = [conv_norm(in_channels, 32, 3, stem, activation=nn.ReLU6)]
         channels = 32
-        for index, (expansion, out, blocks, stride) in enumerate(STAGES):
-            if index == 1 and total_stride < 32:
-                stride = 1
+        for expansion, out, blocks, published in STAGES:
+            stride = later.pop(0) if published == 2 else 1
             for block in range(blocks):
                 step = stride if block == 0 else 1
                 layers.append(InvertedResidual(channels, out, step, expansion))
@@ -77,7 +75,10 @@ class MobileNetV2(nn.Module):
 
 
 def mobilenet_v2(
-    num_classes: int = 1000, in_channels: int = 3, total_stride: int = 32
+    num_classes: int = 1000,
+    in_channels: int = 3,
+    total_stride: int = 32,
+    strides: Sequence[int] | None = None,
 ) -> MobileNetV2:
     """MobileNet v2 as published: 301 M multiply-adds at 224 px.
 
@@ -86,5 +87,7 @@ def mobilenet_v2(
         in_channels: 3 for colour, 1 for grey images.
         total_stride: how far the features are scaled down: 32 for images of about 224 px; 16 or 8
             (the first strides dropped) for small ones, 8 for CIFAR's 32 px.
+        strides: instead, those of the stem and of the stages with 24, 32, 64 and 160 channels, 1 or
+            2 each.
     """
-    return MobileNetV2(num_classes, in_channels, total_stride)
+    return MobileNetV2(num_classes, in_channels, strides_of(total_stride, strides))

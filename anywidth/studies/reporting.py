@@ -12,6 +12,7 @@ from anywidth.studies.figures import draw
 from anywidth.studies.parts import Study
 from anywidth.studies.tables import collect, to_csv, to_markdown
 from anywidth.studies.trainings import Job, read_pieces
+from anywidth.tasks.classification import ClassificationConfig
 
 
 def write_study(
@@ -44,16 +45,15 @@ def facts_of(jobs: Sequence[Job], seeds: int, command: str) -> dict[str, str]:
     config = jobs[0].config
     pieces = [piece for job in jobs for piece in read_pieces(job.folder)]
     minutes = sum(piece["seconds"] for piece in pieces) / 60
-    networks = dict.fromkeys(
-        f"{job.config.model}, total stride {job.config.total_stride or 32}" for job in jobs
-    )
+    networks = dict.fromkeys(f"{job.config.model}, {_form(job.config)}" for job in jobs)
     return {
         "command": f"`{command}`",
         "data": config.data
         + (f", {config.limit} training images" if config.limit is not None else ""),
         "networks": "; ".join(networks),
         "recipe": f"epochs {config.epochs}, batches of {config.batch_size}, learning rate "
-        f"{config.learning_rate}, weight decay {config.weight_decay}, the same for all",
+        f"{config.learning_rate}, weight decay {config.weight_decay}, label smoothing "
+        f"{config.label_smoothing}, the same for all",
         "seeds": str(seeds),
         "statistics": f"exact averages over {config.calibration_samples or 'all'} training images",
         "trainings": f"{len(jobs)}, in {minutes:.1f} minutes of one process in all",
@@ -63,6 +63,12 @@ def facts_of(jobs: Sequence[Job], seeds: int, command: str) -> dict[str, str]:
         ),
         "device": _distinct(pieces, "device"),
     }
+
+
+def _form(config: ClassificationConfig) -> str:
+    if config.strides is not None:
+        return f"strides {', '.join(map(str, config.strides))}"
+    return f"total stride {config.total_stride or 32}"
 
 
 def _distinct(pieces: Sequence[dict[str, Any]], name: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from anywidth.config import to_json
+from anywidth.config import from_json, to_json
 from anywidth.distributed import local_device
 from anywidth.errors import AnywidthError
 from anywidth.files import read_json, remove, write_json
@@ -172,13 +172,10 @@ def _open(job: Job) -> Run:
 
 
 def _check_same(run: Run, config: ClassificationConfig) -> None:
-    wanted = to_json(config)
-    given = {name for name in wanted if run.config_data.get(name) != wanted[name]}
-    other = sorted(given - _CIRCUMSTANCES)
+    wanted, begun = to_json(config), to_json(from_json(type(config), run.config_data))
+    other = sorted({name for name in wanted if begun[name] != wanted[name]} - _CIRCUMSTANCES)
     if other:
-        named = ", ".join(
-            f"{name} {run.config_data.get(name)!r}, not {wanted[name]!r}" for name in other
-        )
+        named = ", ".join(f"{name} {begun[name]!r}, not {wanted[name]!r}" for name in other)
         raise AnywidthError(
             f"{run.folder} was begun with {named}: repeat the options it was begun with, or choose "
             "another --out"

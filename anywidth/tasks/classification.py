@@ -77,6 +77,8 @@ def build_model(
         options["in_channels"] = input_shape[0]
         if config.total_stride is not None:
             options["total_stride"] = config.total_stride
+        if config.strides is not None:
+            options["strides"] = config.strides
     model = load_model(config.model, **options)
     example = torch.randn(2, *input_shape)
     widths = WidthRange(config.low, config.high, config.divisor)
@@ -167,7 +169,7 @@ def train_run(run: Run, config: ClassificationConfig) -> bool:
     step = SandwichStep(
         model,
         make_optimizer(model, config),
-        F.cross_entropy,
+        partial(F.cross_entropy, label_smoothing=config.label_smoothing),
         distill if config.distill and has_teacher else None,
         sampling_of(config),
         truth=config.truth,

@@ -20,7 +20,7 @@ class ClassificationConfig:
     """Every choice of a classification run; the defaults are the paper's where it has them."""
 
     task: ClassVar[str] = "classification"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2  # `strides` and `label_smoothing` came with it
 
     model: str = field(
         default="mobilenet_v1",
@@ -28,6 +28,10 @@ class ClassificationConfig:
     )
     total_stride: int | None = field(
         default=None, metadata=_help("of the zoo's networks: 32 for 224 px, 8 for 32 px")
+    )
+    strides: tuple[int, ...] | None = field(
+        default=None,
+        metadata=_help("of the zoo's networks, instead: their five strides, such as 1,1,2,2,2"),
     )
     data: str = field(
         default="bundled",
@@ -74,6 +78,9 @@ class ClassificationConfig:
     weight_decay: float = field(
         default=1e-4, metadata=_help("on linear weights and convolutions that are not depthwise")
     )
+    label_smoothing: float = field(
+        default=0.0, metadata=_help("share of true labels spread over all classes")
+    )
     flip: bool = field(default=True, metadata=_help("mirror training images at random"))
     crop_padding: int = field(default=4, metadata=_help("random crop after padding, px"))
     cutout: int = field(default=0, metadata=_help("side of a square cut out, px"))
@@ -107,6 +114,16 @@ def check_choices(config: ClassificationConfig) -> None:
         raise AnywidthError(
             f"temperature={config.temperature}: expected a number above 0; 1.0 leaves the soft "
             "labels as they are"
+        )
+    if not 0 <= config.label_smoothing < 1:
+        raise AnywidthError(
+            f"label_smoothing={config.label_smoothing}: expected a share from 0 to below 1, such "
+            "as 0.1"
+        )
+    if config.strides is not None and config.total_stride is not None:
+        raise AnywidthError(
+            f"strides={config.strides} and total_stride={config.total_stride} say the same thing: "
+            "leave one out (--set total_stride=none)"
         )
     if config.method == "i" and not 0 < config.width <= 1:
         raise AnywidthError(

@@ -39,7 +39,8 @@ ARGUMENTS = {
 }
 
 FIELDS = {
-    "model", "total_stride", "data", "data_dir", "image_size", "limit", "validation", "workers",
+    "model", "total_stride", "strides", "data", "data_dir", "image_size", "limit", "validation",
+    "workers", "label_smoothing",
     "skip_corrupt", "method", "low", "high", "divisor", "width", "switches", "private_affine",
     "widths_per_step", "rule", "nonuniform", "lattice", "distill", "temperature", "truth",
     "average_outputs", "epochs", "batch_size", "learning_rate", "warmup_epochs", "momentum",
