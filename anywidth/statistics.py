@@ -40,7 +40,8 @@ def calibrate(
 
     Args:
         model: a converted network.
-        loader: batches, or (batch, labels, ...) tuples, of training data without augmentation.
+        loader: batches, or (batch, labels, ...) tuples, of training data: as evaluation sees it,
+            or, where training has learned its images by heart, augmented as in training.
         widths: fractions or `ChannelConfig`s.
         method: `"exact"` averages over all batches, each weighted by its samples: equation 7 of
             the paper, m = (t - 1) / t for batches of one size. `"moving"` is equation 5.

@@ -20,6 +20,7 @@ from anywidth.tasks.classification import (
     ClassificationConfig,
     TrainedClassifier,
     build_model,
+    calibration_images,
     evaluate,
     learning_rate,
     make_optimizer,
@@ -89,6 +90,20 @@ def test_a_reopened_run_is_the_same_network(us_net: TrainedClassifier) -> None:
     again = open_trained(us_net.run.folder, "cpu")
     for width in (0.25, 0.5, 1.0):
         assert top1_error(again, width) == top1_error(us_net, width)
+
+
+def test_images_to_calibrate_with_are_plain_or_augmented(us_net: TrainedClassifier) -> None:
+    """The same ones in the same order either way, and the same each time."""
+    data, config = us_net.data, us_net.config
+    assert data is not None
+    plain = list(calibration_images(data, config, 120))
+    changed = replace(config, calibration_augmented=True)
+    augmented = [list(calibration_images(data, changed, 120)) for _ in range(2)]
+    assert sum(len(labels) for _, labels in plain) == 120
+    for (x, labels), (y, same), (z, _) in zip(plain, *augmented, strict=True):
+        assert torch.equal(labels, same)
+        assert torch.equal(y, z)
+        assert not torch.equal(x, y)
 
 
 def test_few_samples_calibrate_nearly_as_well_as_all(us_net: TrainedClassifier) -> None:

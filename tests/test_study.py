@@ -166,7 +166,8 @@ def test_trainings_of_an_older_version_are_taken(measured: Path, tmp_path: Path)
     copy = shutil.copytree(measured, tmp_path / "study", ignore=shutil.ignore_patterns("*.safe*"))
     for path in copy.glob("runs/*/config.json"):
         data = json.loads(path.read_text())
-        del data["strides"], data["label_smoothing"]
+        for name in ("strides", "label_smoothing", "calibration_augmented"):
+            del data[name]
         path.write_text(json.dumps({**data, "version": 1}))
     options = ["--out", copy, *SETTINGS, "--device", "cpu", "--parallel", "1"]
     assert command("study", "bn-statistics", *options, "--epochs", "1").code == 0

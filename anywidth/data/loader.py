@@ -92,7 +92,7 @@ class DeviceLoader(OrderedLoader):
         """Return a loader over ``count`` random samples in one fixed random order.
 
         It keeps the last, shorter batch and shares the images. Unless ``augmented``, images come
-        as they are: what calibration of batch-norm statistics wants.
+        as they are.
         """
         chosen = choose_subset(self.samples, count, seed)
         return DeviceLoader(

@@ -12,7 +12,11 @@ from anywidth.layers import uncalibrated_allowed
 from anywidth.spectra import Spectrum, spectrum, spectrum_widths
 from anywidth.statistics import calibrate, load_statistics
 from anywidth.studies.parts import Measurement, Network
-from anywidth.tasks.classification import ClassificationConfig, TrainedClassifier
+from anywidth.tasks.classification import (
+    ClassificationConfig,
+    TrainedClassifier,
+    calibration_images,
+)
 from anywidth.training import load_weights
 from anywidth.width import ChannelConfig, Width
 
@@ -38,7 +42,8 @@ def measure(
         load_statistics(model, *NO_STATISTICS)
     elif measurement.statistics != "trained":
         everything = [width for widths in parts.values() for width in widths.values()]
-        loader = _calibration_images(trained, measurement)
+        assert trained.data is not None
+        loader = calibration_images(trained.data, config, _samples(config, measurement))
         calibrate(model, loader, everything, method=measurement.statistics)
     allowed = uncalibrated_allowed(model) if measurement.statistics == "cut" else None
     found = {}
@@ -87,12 +92,7 @@ def _narrowed(plan: Plan, groups: list[str], width: float) -> ChannelConfig:
     return plan.resolve(fractions | dict.fromkeys(groups, width * NARROWING))
 
 
-def _calibration_images(trained: TrainedClassifier, measurement: Measurement) -> Any:
-    assert trained.data is not None
-    loader = trained.data.calibration
-    samples = measurement.samples
-    if samples == "recipe":
-        samples = trained.config.calibration_samples or "all"
-    if samples == "all" or samples >= loader.samples:
-        return loader
-    return loader.subset(samples, seed=trained.config.seed)
+def _samples(config: ClassificationConfig, measurement: Measurement) -> int | None:
+    if measurement.samples == "recipe":
+        return config.calibration_samples
+    return None if measurement.samples == "all" else measurement.samples

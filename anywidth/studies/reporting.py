@@ -55,7 +55,8 @@ def facts_of(jobs: Sequence[Job], seeds: int, command: str) -> dict[str, str]:
         f"{config.learning_rate}, weight decay {config.weight_decay}, label smoothing "
         f"{config.label_smoothing}, the same for all",
         "seeds": str(seeds),
-        "statistics": f"exact averages over {config.calibration_samples or 'all'} training images",
+        "statistics": f"exact averages over {config.calibration_samples or 'all'} training images"
+        + (", augmented as in training" if config.calibration_augmented else ""),
         "trainings": f"{len(jobs)}, in {minutes:.1f} minutes of one process in all",
         "commit": _distinct(pieces, "commit"),
         "versions": ", ".join(

@@ -67,6 +67,19 @@ def load_data(
     )
 
 
+def calibration_images(
+    data: ClassificationData, config: ClassificationConfig, samples: int | None = None
+) -> Any:
+    """Training images for batch-norm statistics; `samples` of them at random, or all."""
+    loader: Any = data.calibration
+    if config.calibration_augmented:
+        size = config.evaluation_batch_size
+        loader = data.train.subset(data.train.samples, config.seed, batch_size=size, augmented=True)
+    if samples is None or samples >= loader.samples:
+        return loader
+    return loader.subset(samples, seed=config.seed, augmented=True)
+
+
 def build_model(
     config: ClassificationConfig, classes: int, input_shape: tuple[int, int, int]
 ) -> nn.Module:
@@ -311,13 +324,11 @@ class TrainedClassifier:
 
         With several ranks all must call it: the widths are shared out.
         """
-        loader: Any = self._loaded().calibration
         if samples is None:
             samples = self.config.calibration_samples
         if samples is not None and samples < 2:
             raise AnywidthError(f"samples={samples}: batch statistics need at least 2")
-        if samples is not None and samples < loader.samples:
-            loader = loader.subset(samples, seed=self.config.seed)
+        loader = calibration_images(self._loaded(), self.config, samples)
         chosen: Any = method or self.config.calibration_method
         calibrate(self.model, loader, widths, method=chosen)
         if rank() == 0:

@@ -20,7 +20,7 @@ class ClassificationConfig:
     """Every choice of a classification run; the defaults are the paper's where it has them."""
 
     task: ClassVar[str] = "classification"
-    version: ClassVar[int] = 2  # `strides` and `label_smoothing` came with it
+    version: ClassVar[int] = 2  # version 1 lacks some fields
 
     model: str = field(
         default="mobilenet_v1",
@@ -90,6 +90,9 @@ class ClassificationConfig:
     )
     calibration_method: Literal["exact", "moving"] = field(
         default="exact", metadata=_help("how they are averaged")
+    )
+    calibration_augmented: bool = field(
+        default=False, metadata=_help("over images augmented as in training, not as they are")
     )
     evaluation_batch_size: int = field(default=500, metadata=_help("images a step, evaluating"))
     precision: Literal["auto", "float32", "bfloat16"] = field(

@@ -45,6 +45,7 @@ FIELDS = {
     "widths_per_step", "rule", "nonuniform", "lattice", "distill", "temperature", "truth",
     "average_outputs", "epochs", "batch_size", "learning_rate", "warmup_epochs", "momentum",
     "weight_decay", "flip", "crop_padding", "cutout", "calibration_samples", "calibration_method",
+    "calibration_augmented",
     "evaluation_batch_size", "precision", "device", "seed", "validate_every", "log_every",
     "checkpoint_every",
 }  # fmt: skip
