@@ -121,9 +121,18 @@ def _is_pointwise(module: nn.Conv2d) -> bool:
     )
 
 
+def _reach(x: Tensor) -> bool:
+    return not _is_traced() and x.dim() == 4 and kernels.reach(x)
+
+
+def _is_traced() -> bool:
+    """`torch.compile`, `torch.export` and `torch.func` get the layers as they were."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
 def _depthwise_forward(self: Any, x: Tensor) -> Tensor:
     weight, stride, padding = self._parameters["weight"], self.stride[0], self.padding[0]
-    if kernels.reach(x) and type(self.__dict__.get(cut_name("weight", 0))) is int:
+    if _reach(x) and type(self.__dict__.get(cut_name("weight", 0))) is int:
         x = x.contiguous(memory_format=torch.channels_last)
         if kernels.supports_depthwise_conv2d(x, weight, stride, padding):
             return kernels.depthwise_conv2d(x, weight, stride, padding)
@@ -132,7 +141,7 @@ def _depthwise_forward(self: Any, x: Tensor) -> Tensor:
 
 
 def _pointwise_forward(self: Any, x: Tensor) -> Tensor:
-    if not kernels.reach(x):
+    if not _reach(x):
         result: Tensor = self._slow_forward(x)
         return result
     state = self.__dict__
@@ -217,14 +226,14 @@ def _slow_class(module: nn.Module) -> Any:
 
 def _joined_forward(self: Any, x: Tensor) -> Tensor:
     """Passes on what the norm before it has activated; a module may be called elsewhere too."""
-    if x.__dict__.pop(_DONE, False):
+    if not _is_traced() and x.__dict__.pop(_DONE, False):
         return x
     result: Tensor = self._slow_forward(x)
     return result
 
 
 def _norm_forward(self: Any, x: Tensor) -> Tensor:
-    if not (kernels.reach(x) and self.training and _is_prefix(self)):
+    if not (_reach(x) and self.training and _is_prefix(self)):
         result: Tensor = self._slow_forward(x)
         return result
     kind, activation = self.__dict__.get("_activation", ("none", None))

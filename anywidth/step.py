@@ -61,7 +61,9 @@ class SandwichStep:
             parameters. `"auto"` is bfloat16 on a GPU, and on a CPU where the first step finds it
             faster.
         engine: `"eager"` runs everywhere; `"graphs"` captures each configuration as a CUDA graph
-            when it is first met; `"auto"` takes graphs on a GPU.
+            when it is first met; `"auto"` takes graphs on a GPU. A graph keeps the plain numbers
+            it was captured with: what a loss weighs by, or a dropout's share, may only change in a
+            tensor.
         kernels: on a GPU, let layers use kernels that need no preparing for a new width; False
             leaves them as they are.
         after_backward: called once the gradients are complete, before the optimiser's step: to
@@ -108,6 +110,7 @@ class SandwichStep:
             _lay_channels_last(model)
             use_kernels(model, kernels)
         self.autocast = autocast
+        self._is_free = autocast == "auto"
         objective = Objective(loss, distill, truth, None if autocast == "auto" else autocast)
         if _uses_graphs(engine, on_gpu):
             self.engine: EagerEngine | GraphEngine = GraphEngine(model, optimizer, objective)
@@ -121,7 +124,8 @@ class SandwichStep:
             self.model.train()
         if self.autocast == "auto":
             self._run_in(self._faster_dtype(configs[0], inputs, targets))
-        losses, outputs = self.engine.gradients(configs, inputs, targets)
+        with torch.cuda.device_of(next(self.model.parameters())):
+            losses, outputs = self.engine.gradients(configs, inputs, targets)
         average_gradients(self.model.parameters())
         if self.after_backward is not None:
             self.after_backward()
@@ -139,7 +143,8 @@ class SandwichStep:
             configs = [state_of(self.model).resolve(width) for width in widths]
             if self.autocast == "auto":
                 self._run_in(self._faster_dtype(configs[0], inputs, targets))
-            self.engine.warm_up(configs, inputs, targets)
+            with torch.cuda.device_of(next(self.model.parameters())):
+                self.engine.warm_up(configs, inputs, targets)
 
     @property
     def precision(self) -> str:
@@ -151,7 +156,7 @@ class SandwichStep:
     @precision.setter
     def precision(self, name: str) -> None:
         """Settles what `autocast="auto"` stands for: a resumed run must not choose again."""
-        if self.autocast == "auto" and name != "auto":
+        if self._is_free and name not in ("auto", self.precision):
             self._run_in(None if name == "parameters" else getattr(torch, name))
 
     def _run_in(self, dtype: torch.dtype | None) -> None:

@@ -121,9 +121,10 @@ def test_a_network_that_cannot_be_captured_warns_once_and_trains_on() -> None:
             super().__init__()
             self.first = torch.nn.Linear(8, 16)
             self.second = torch.nn.Linear(16, 4)
+            self.dropout = torch.nn.Dropout(0.5)  # draws from the generator of the device
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            hidden = self.first(x).relu()
+            hidden = self.dropout(self.first(x).relu())
             if not torch.compiler.is_exporting():
                 hidden.sum().item()  # a host synchronisation: not allowed while capturing
             return self.second(hidden)
@@ -134,11 +135,32 @@ def test_a_network_that_cannot_be_captured_warns_once_and_trains_on() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = aw.SandwichStep(model, optimizer, torch.nn.functional.cross_entropy, engine="graphs")
     x, y = torch.randn(32, 8, device="cuda"), torch.randint(0, 4, (32,), device="cuda")
-    with pytest.warns(UserWarning, match="cannot be captured"):
+    with pytest.warns(UserWarning, match="cannot be captured") as seen:
         step(x, y)
+    assert len(seen) == 1
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
     before = [p.clone() for p in model.parameters()]
     step(x, y)
     assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_widths_are_captured_while_a_loader_pins_memory() -> None:
+    """Its thread allocates at the same time, which a capture of the usual kind forbids."""
+    model = aw.models.mobilenet_v1(num_classes=10)
+    aw.slimmable(model, example_input=torch.randn(2, 3, 32, 32), verified=False)
+    model.cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    step = aw.SandwichStep(model, optimizer, torch.nn.functional.cross_entropy, engine="graphs")
+    images, labels = torch.randn(64 * 12, 3, 32, 32), torch.randint(0, 10, (64 * 12,))
+    data = torch.utils.data.TensorDataset(images, labels)
+    loader = torch.utils.data.DataLoader(
+        data, 64, num_workers=2, pin_memory=True, persistent_workers=True
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for x, y in loader:
+            step(x.cuda(non_blocking=True), y.cuda(non_blocking=True))
+    assert len(step.engine.captured) > 12
 
 
 def test_extracted_network_has_no_fast_path_left() -> None:

@@ -307,3 +307,17 @@ def test_outputs_keep_their_class() -> None:
     assert isinstance(kept, Named)
     assert not kept.logits.requires_grad
     assert output.logits.requires_grad
+
+
+def test_a_precision_that_was_chosen_can_still_be_set_to_that_of_a_checkpoint() -> None:
+    """A resumed run warms up, which chooses, before it reads what its first part had chosen."""
+    model = converted()
+    step = aw.SandwichStep(model, sgd(model), F.cross_entropy)
+    step(*images_and_labels(16))
+    assert step.precision == "parameters"
+    step.precision = "bfloat16"
+    assert step.precision == "bfloat16"
+    assert step(*images_and_labels(16)).outputs[0].dtype == torch.bfloat16
+    settled = aw.SandwichStep(model, sgd(model), F.cross_entropy, autocast=None)
+    settled.precision = "bfloat16"
+    assert settled.precision == "parameters"

@@ -10,20 +10,22 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from anywidth.convert import at_width
+from anywidth.engine.capture import CaptureError, CudaCapture
 from anywidth.engine.eager import EagerEngine
 from anywidth.engine.passes import Objective, detached
 from anywidth.engine.trees import copy_into, leaves, map_tensors, signature
 from anywidth.fast_layers import weights_read_cast
-from anywidth.kernels.shared_buffers import gradients_added_to, weights_cast_to
-from anywidth.layers import Statistics, statistics_kept, tracked_statistics
+from anywidth.kernels.shared_buffers import gradients_added_to, is_used, mark_used, weights_cast_to
+from anywidth.layers import Statistics, is_switched_norm, statistics_kept, tracked_statistics
 from anywidth.width import ChannelConfig
 
 # (configuration, whether it learns from a teacher)
@@ -32,15 +34,15 @@ Key = tuple[ChannelConfig, bool]
 
 @dataclass
 class CapturedPass:
-    """A captured graph with the buffers it leaves its results in.
+    """A captured pass with the buffers it leaves its results in.
 
     `tracked` are the running statistics it writes: a replay runs no Python that would notice.
     """
 
-    graph: torch.cuda.CUDAGraph
     loss: Tensor
     output: Any
     tracked: list[Statistics]
+    replay: Callable[[], None] | None = None
 
 
 class GraphEngine:
@@ -51,6 +53,7 @@ class GraphEngine:
         optimizer: of its parameters.
         objective: what the widths are trained for.
         most_graphs: the least recently used graph is dropped beyond this number.
+        capture: how passes are captured.
     """
 
     def __init__(
@@ -58,20 +61,26 @@ class GraphEngine:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         objective: Objective,
-        most_graphs: int = 256,
+        most_graphs: int = 512,
+        capture: CudaCapture | None = None,
     ) -> None:
         self.model = model
         self.objective = objective
         self.most_graphs = most_graphs
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.capture = capture or CudaCapture()
         self.fallback = EagerEngine(model, optimizer, objective)
         self.captured: OrderedDict[Key, CapturedPass] = OrderedDict()
+        self.can_capture = True
         self.batch: tuple[Any, Any] | None = None
-        self.teacher: Any = None
+        self.stray: list[Any] | None = None  # the last batch's signature, if it was unlike others
+        self.all_parameters = list(model.parameters())
+        self.places: list[tuple[int, bool]] = []
+        self.parameters: list[nn.Parameter] = []
         self.sums: list[Tensor] = []
         self.read_cast: list[Tensor] = []
         self.casts: list[Tensor] = []
-        self.can_capture = True
+        self.teacher: Any = None
+        self.bank: dict[ChannelConfig, Statistics] = {}  # of one norm: all know the same widths
 
     def run(self, objective: Objective) -> None:
         """Trains for another objective from now on; graphs of the former are dropped."""
@@ -93,22 +102,16 @@ class GraphEngine:
         outputs: list[Any] = []
         for index, config in enumerate(configs):
             key = (config, index > 0 and self.objective.distill is not None)
-            done = self.captured.get(key)
-            if done is not None:
-                self.captured.move_to_end(key)
-                done.graph.replay()
-                for entry in done.tracked:
-                    entry.ready = True
-            else:
-                done = self._first_sight(key)
-                if done is None:
-                    return self.fallback.gradients(configs, inputs, targets)
+            done = self._replay(key) or self._first_sight(key)
+            if done is None:
+                return self.fallback.gradients(configs, inputs, targets)
             if index == 0:
                 copy_into(self.teacher, done.output)
             losses.append(done.loss)
             outputs.append(done.output)
         for parameter, total in zip(self.parameters, self.sums, strict=True):
-            parameter.grad = total
+            # Weight decay acts on a gradient of zero, but not on a parameter that takes no part.
+            parameter.grad = total if is_used(total) else None
         return losses, outputs
 
     def warm_up(self, configs: Sequence[ChannelConfig], inputs: Any, targets: Any) -> None:
@@ -116,6 +119,7 @@ class GraphEngine:
 
         The network's weights and running statistics are left as they were.
         """
+        self.stray = signature((inputs, targets))  # a batch like those to come
         if not self.can_capture or not self._take(inputs, targets):
             return
         with statistics_kept(self.model):
@@ -123,64 +127,99 @@ class GraphEngine:
                 key = (config, index > 0 and self.objective.distill is not None)
                 if key not in self.captured:
                     done = self._first_sight(key)
-                    if done is None:
+                    if done is None or not self.can_capture:
                         return
                     if index == 0 and self.teacher is not None:
                         copy_into(self.teacher, done.output)
 
+    def forget(self) -> None:
+        """Drops all graphs and their memory."""
+        self.captured.clear()
+        self.capture.start_anew()
+        self.teacher = None
+
+    # ---- what a step begins with -----------------------------------------------------------------
+
     def _take(self, inputs: Any, targets: Any) -> bool:
-        """Copies a batch into the static buffers; a batch of another shape starts anew."""
+        """Copies a batch into the static buffers; false if this step is not for graphs."""
         batch = (inputs, targets)
-        tensors = [leaf for leaf in leaves(inputs) if isinstance(leaf, Tensor)]
-        if not tensors or not all(tensor.is_cuda for tensor in tensors):
+        # A number on the CPU works beside tensors on a GPU, but a graph would keep its first value.
+        tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
+        if not tensors or not self.capture.reaches(tensors):
             return False
-        if self.batch is None or signature(self.batch) != signature(batch):
-            self.forget()
-            self.batch = map_tensors(_buffer_like, batch)
-            self.sums = [torch.zeros_like(p) for p in self.parameters]
-            dtype = self.objective.autocast
-            self.read_cast = [] if dtype is None else list(weights_read_cast(self.model))
-            self.casts = [torch.empty_like(p, dtype=dtype) for p in self.read_cast]
+        places = [(p.data_ptr(), p.requires_grad) for p in self.all_parameters]
+        if self.batch is None or places != self.places:
+            self._start_anew(batch, places)
+        elif signature(self.batch) != signature(batch):
+            if self.captured and self.stray != signature(batch):
+                # The last batch of an epoch, say: not worth every graph.
+                self.stray = signature(batch)
+                return False
+            self._start_anew(batch, places)
+        self.stray = None
         copy_into(self.batch, batch)
         if self.casts:
             with torch.no_grad():
                 torch._foreach_copy_(self.casts, self.read_cast)
         return True
 
-    def forget(self) -> None:
-        """Drops all graphs and their memory."""
-        self.captured.clear()
-        self.pool = torch.cuda.graph_pool_handle()
-        self.stream = torch.cuda.Stream()
-        self.teacher = None
+    def _start_anew(self, batch: tuple[Any, Any], places: list[tuple[int, bool]]) -> None:
+        """Buffers for batches like this one, and for the parameters where and as they are now."""
+        self.forget()
+        self.places = places
+        self.parameters = [p for p in self.all_parameters if p.requires_grad]
+        for parameter in self.all_parameters:
+            parameter.grad = None
+        norms = [module for module in self.model.modules() if is_switched_norm(module)]
+        self.bank = norms[0].__dict__["_bank"] if norms else {}
+        self.batch = map_tensors(_buffer_like, batch)
+        self.sums = [torch.zeros_like(p) for p in self.parameters]
+        dtype = self.objective.autocast
+        self.read_cast = [] if dtype is None else list(weights_read_cast(self.model))
+        self.casts = [torch.empty_like(p, dtype=dtype) for p in self.read_cast]
+
+    # ---- one configuration -----------------------------------------------------------------------
+
+    def _replay(self, key: Key) -> CapturedPass | None:
+        """Replays a configuration; None if it is not captured, or not as the network is now."""
+        done = self.captured.get(key)
+        if done is None or done.replay is None:
+            return None
+        if self.bank.get(key[0]) is not next(iter(done.tracked), None):
+            return None  # calibrated since, say: it would not write to these statistics
+        self.captured.move_to_end(key)
+        done.replay()
+        for entry in done.tracked:
+            entry.ready = True
+        return done
 
     def _first_sight(self, key: Key) -> CapturedPass | None:
         """Runs a configuration once for its gradients, then captures it for the times to come."""
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            loss, output = self._pass(key)
-        torch.cuda.current_stream().wait_stream(self.stream)
+        loss, output = self.capture.run(partial(self._pass, key))
         others = [leaf for leaf in leaves(output) if not isinstance(leaf, Tensor)]
         if others:
             self._give_up(f"the output holds a {type(others[0]).__name__}, not tensors alone")
             return None
         if self.teacher is None:
             self.teacher = map_tensors(torch.empty_like, output)
-        copied = map_tensors(torch.clone, output)
         tracked = tracked_statistics(self.model, key[0])
-        done = CapturedPass(torch.cuda.CUDAGraph(), loss.clone(), copied, tracked)
+        done = CapturedPass(loss.clone(), map_tensors(torch.clone, output), tracked)
+        if not self.can_capture:
+            return done
         try:
-            with torch.cuda.graph(done.graph, pool=self.pool, stream=self.stream):
-                loss, output = self._pass(key)
-                done.loss.copy_(loss)
-                copy_into(done.output, output)
-        except Exception as error:
-            self._give_up(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
+            done.replay = self.capture.capture(partial(self._pass_into, done, key))
+        except CaptureError as error:
+            self._give_up(str(error))
             return done
         self.captured[key] = done
         while len(self.captured) > self.most_graphs:
             self.captured.popitem(last=False)
         return done
+
+    def _pass_into(self, done: CapturedPass, key: Key) -> None:
+        loss, output = self._pass(key)
+        done.loss.copy_(loss)
+        copy_into(done.output, output)
 
     def _pass(self, key: Key) -> tuple[Tensor, Any]:
         config, learns = key
@@ -193,6 +232,8 @@ class GraphEngine:
             with gradients_added_to(self.parameters, self.sums):
                 found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         pairs = [(t, g) for t, g in zip(self.sums, found, strict=True) if g is not None]
+        for total, _ in pairs:
+            mark_used(total)
         # One that lies in memory another way would send all of them down a slow path.
         alike = [(total, g) for total, g in pairs if total.stride() == g.stride()]
         if alike:

@@ -27,7 +27,18 @@ def gradients_added_to(
 def gradient_sum(parameter: Tensor) -> Tensor | None:
     """Where the gradient of this parameter is to be added, or None if it is to be returned."""
     total: Tensor | None = getattr(parameter, _SUM, None)
+    if total is not None:
+        mark_used(total)
     return total
+
+
+def mark_used(total: Tensor) -> None:
+    """A sum that nothing was ever added to is no gradient of zero: weight decay would act on it."""
+    total.__dict__["_is_used"] = True
+
+
+def is_used(total: Tensor) -> bool:
+    return "_is_used" in total.__dict__
 
 
 def weights_cast_to(

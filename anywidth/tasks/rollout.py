@@ -155,7 +155,7 @@ class Player:
             self._decide()
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, stream=stream):
+        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
             self._decide()
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:

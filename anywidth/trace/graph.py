@@ -56,6 +56,9 @@ def plan(model: nn.Module, example_input: Any) -> Plan:
         _run_rules(context, exported, tensors)
         if number > 0:
             context.costs, context.folds, context.activations = before
+    if context.activations:
+        joined = _joined_in_training(model, inputs)
+        context.activations = [pair for pair in context.activations if pair in joined]
     found = build_plan(context, tensors, _batch_size(inputs))
     found.example = [
         (tuple(x.shape), str(x.dtype).removeprefix("torch."))
@@ -76,22 +79,14 @@ def _export(model: nn.Module, inputs: tuple[Any, ...]) -> list[Any]:
     """
     graphs: list[Any] = []
     errors: list[str] = []
-    modes = {module: module.training for module in model.modules()}
-    try:
-        for training in (False, True):
-            model.train(training)
-            try:
-                with _readable_attention(), warnings.catch_warnings(), torch.no_grad():
-                    warnings.simplefilter("ignore")
-                    graphs.append(torch.export.export(model, inputs, strict=False))
-            except Exception as error:
-                lines = str(error).strip().splitlines() or ["no message"]
-                errors.append(f"{type(error).__name__}: {lines[0]}")
-            if graphs and not _unused(model, graphs[0]):
-                break
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    for training in (False, True):
+        try:
+            graphs.append(_export_in_mode(model, inputs, training))
+        except Exception as error:
+            lines = str(error).strip().splitlines() or ["no message"]
+            errors.append(f"{type(error).__name__}: {lines[0]}")
+        if graphs and not _unused(model, graphs[0]):
+            break
     if graphs:
         return graphs
     shapes = [tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in inputs]
@@ -100,6 +95,33 @@ def _export(model: nn.Module, inputs: tuple[Any, ...]) -> list[Any]:
         f"{errors[0]}. Check that model(*example_input) runs, with a batch of at least 2, and "
         "that forward() does not branch on the values of tensors"
     )
+
+
+def _export_in_mode(model: nn.Module, inputs: tuple[Any, ...], training: bool) -> Any:
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.train(training)
+        with _readable_attention(), warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            return torch.export.export(model, inputs, strict=False)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _joined_in_training(model: nn.Module, inputs: tuple[Any, ...]) -> list[tuple[str, str]]:
+    """(batch norm, what alone reads it) in training, where more may come between or read along."""
+    try:
+        exported = _export_in_mode(model, inputs, training=True)
+    except Exception:
+        return []  # nothing is known, so nothing is joined
+    norms = [node for node in exported.graph.nodes if _op_name(node.target) == "batch_norm"]
+    times = Counter(_layer(norm) for norm in norms)
+    return [
+        (_layer(norm), _layer(next(iter(norm.users))))
+        for norm in norms
+        if times[_layer(norm)] == len(norm.users) == 1
+    ]
 
 
 def _unused(model: nn.Module, exported: Any) -> set[str]:

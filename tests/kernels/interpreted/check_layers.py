@@ -82,6 +82,41 @@ def test_only_activations_that_read_a_norm_alone_are_joined() -> None:
     assert not any("_activation" in norm.__dict__ for norm in model.norms)
 
 
+class Between(nn.Module):
+    """Batch norm and activation with something between them, or beside, that training alone has."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.first, self.norm, self.activation = nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU()
+        self.between = nn.Dropout2d(0.5) if kind == "dropout" else nn.Identity()
+        self.last = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normalised = self.norm(self.first(x))
+        changed = self.between(normalised)
+        if self.training and self.kind == "scaled":
+            changed = changed * 1.5
+        activated = self.activation(changed)
+        if self.training and self.kind == "read":
+            activated = activated + normalised.tanh()
+        return self.last(activated.mean((2, 3)))
+
+
+@pytest.mark.parametrize("kind", ["dropout", "scaled", "read", "nothing"])
+def test_activations_are_joined_where_training_reads_the_norm_alone(kind: str) -> None:
+    model = _converted(Between(kind))
+    assert len(aw.plan_of(model).activations) == (kind == "nothing")
+    plain = copy.deepcopy(model).train()
+    use_kernels(model.train())
+    x = torch.randn(4, 3, 6, 6)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        found = model(x)
+        torch.manual_seed(seed)
+        assert_near(found, plain(x), 1e-5)
+
+
 def test_a_joined_activation_still_works_on_anything_else() -> None:
     model = _converted(SharedActivations(nn.SiLU()))
     use_kernels(model)
@@ -92,6 +127,33 @@ def test_a_joined_activation_still_works_on_anything_else() -> None:
     activated = model.activation(normalised)
     assert activated is normalised
     assert torch.equal(model.activation(activated), nn.functional.silu(activated))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_network_with_kernels_still_compiles_and_exports(training: bool) -> None:
+    model = _converted(SharedActivations(nn.ReLU()))
+    use_kernels(model)
+    model.train(training)
+    x = torch.randn(2, 3, 8, 8)
+    torch._dynamo.reset()
+    assert_near(torch.compile(model, backend="eager", fullgraph=True)(x), model(x), 1e-5)
+    exported = torch.export.export(model, (x,)).module()
+    assert_near(exported(x), model(x), 1e-5)
+
+
+def test_a_network_with_kernels_still_gives_gradients_of_each_sample() -> None:
+    model = _converted(SharedActivations(nn.ReLU()))
+    use_kernels(model)
+    model.eval()
+
+    def loss(parameters: dict[str, Tensor], sample: Tensor) -> Tensor:
+        return torch.func.functional_call(model, parameters, (sample[None],)).square().sum()
+
+    x, parameters = torch.randn(3, 3, 8, 8), dict(model.named_parameters())
+    found = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    loss(parameters, x[1]).backward()
+    for name, parameter in model.named_parameters():
+        assert_near(found[name][1], parameter.grad, 1e-5)
 
 
 class Standardised(nn.Conv2d):
