@@ -32,6 +32,11 @@ _BLUE, _ORANGE, _GREEN, _PURPLE = "#2f7fd1", "#e0762a", "#2a9d73", "#b05fc0"
 _GREY = "#8a929b"
 # For each kind of spectrum: how its marks look, and the colours of its first few series.
 # S-Nets are hollow, because at a shared width they lie on top of the others.
+_CURVE_LABELS = {
+    "accuracy": "accuracy on the batch, %",
+    "validation_error": "validation error, %",
+    "validation_psnr": "validation PSNR, dB",
+}
 _LOOKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "us": ({"marker": "o", "markersize": 4.5}, (_BLUE, _GREEN, _PURPLE, _ORANGE)),
     "s": (
@@ -172,6 +177,7 @@ def curves_figure(
 ) -> Figure:
     """The figure of `plot_curves`; call it and `figure_bytes` inside `style()`."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     panels = _panels(rows, quantities)
     if not panels:
@@ -195,7 +201,9 @@ def curves_figure(
             marker = "o" if len(steps) <= 30 else ""
             axes.plot(steps, values, marker=marker, markersize=3, color=color, label=label)
         axes.set_xlabel(across.replace("_", " "))
-        axes.set_title(metric_label(quantity))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
+        axes.set_title(_CURVE_LABELS.get(quantity, metric_label(quantity)))
         axes.margins(x=0.03)
         if any(lines):
             heading = "width" if all(map(_is_number, lines)) else None
@@ -203,6 +211,13 @@ def curves_figure(
     if title:
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
     return figure
+
+
+def _tick(value: float) -> str:
+    for size, unit in ((1e6, " M"), (1e3, " k")):
+        if abs(value) >= 10 * size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
 
 
 def has_curves(rows: Sequence[Mapping[str, float]]) -> bool:
@@ -271,12 +286,18 @@ def _series(spectrum: Spectrum, metric: str) -> _Series:
 
 
 def _limits(series: Sequence[_Series]) -> tuple[float, float]:
-    """Room for every value, unless controls would leave the others under a third of it."""
+    """Room for every value, unless controls would leave the others under a third of it.
+
+    Then the frame ends where the others end, on those sides alone that controls run far beyond.
+    """
     everything = [value for one in series for value in _extent(one)]
     measured = [value for one in series if one.kind != "control" for value in _extent(one)]
     low, high = min(everything), max(everything)
     if measured and (max(measured) - min(measured)) * 3 < high - low:
-        low, high = _padded(min(measured), max(measured), 0.1)
+        inner_low, inner_high = _padded(min(measured), max(measured), 0.1)
+        room = inner_high - inner_low
+        low = low if inner_low - low <= room else inner_low
+        high = high if high - inner_high <= room else inner_high
     return _padded(low, high, 0.07)
 
 

@@ -3,8 +3,13 @@
     python3 -m benchmarks.demo --seeds 3 --out benchmarks/results/demo.json
 
 US-Net, I-Nets at 0.25 and 1.0, and the control (the I-Net at 1.0 sliced and calibrated), all with
-the same recipe and epochs. Runs are kept under `--runs`: finished ones are not trained again, and
-`anywidth compare` draws them. About ten minutes a seed on two CPU cores.
+the same recipe and epochs; `--only "US-Net" "I-Net 0.25" "I-Net 1.0"` leaves out two other ways to
+train the narrow widths. Runs are kept under `--runs`: finished ones are not trained again. About
+ten minutes a seed on two CPU cores.
+
+    python3 -m benchmarks.demo --draw docs/images/demo.png
+
+draws seed 0 of the recorded result.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import platform
 import shlex
 import statistics
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -23,13 +29,17 @@ from typing import Any
 
 import torch
 
+import anywidth as aw
 from anywidth.config import override
 from anywidth.distributed import local_device
+from anywidth.plots import plot_spectra
 from anywidth.recipes import fashion_mnist_demo
 from anywidth.results import run_spectrum
-from anywidth.tasks.classification import open_trained, train_run
+from anywidth.spectra import Spectrum, SpectrumPoint
+from anywidth.tasks.classification import build_model, open_trained, train_run
 from benchmarks.pieces import commit, open_run
 
+RECORD = Path(__file__).parent / "results" / "demo.json"
 WIDTHS = [0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0]
 NETWORKS: dict[str, dict[str, Any]] = {
     "US-Net": {},
@@ -70,8 +80,37 @@ def device_name(chosen: str) -> str:
     return f"{platform.machine()} CPU, a thread a process"
 
 
+def draw(found: dict[str, dict[str, list[float]]], path: Path) -> None:
+    """Seed 0 of the US-Net, of the I-Nets at their widths, and of the one that is sliced."""
+    model = build_model(fashion_mnist_demo(), 10, (1, 28, 28))
+
+    def spectrum(label: str, name: str, kind: str, widths: Sequence[str] = ()) -> Spectrum:
+        points = [
+            SpectrumPoint(
+                float(width),
+                {},
+                aw.macs(model, float(width)),
+                aw.parameter_count(model, float(width)),
+                {"top1_error": found[name][width][0]},
+            )
+            for width in widths or sorted(found[name], key=float)
+        ]
+        return Spectrum(label, tuple(points), kind)
+
+    spectra = [
+        spectrum("one network for all widths (US-Net)", "US-Net", "us"),
+        spectrum("networks trained alone (I-Net)", "I-Net 0.25", "i", ["0.25"]),
+        spectrum("networks trained alone (I-Net)", "I-Net 1.0", "i", ["1.0"]),
+        spectrum("trained alone at 1.0, sliced", "I-Net 1.0", "control"),
+    ]
+    plot_spectra(spectra, path)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--draw", type=Path, help="train nothing; draw the recorded result")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--processes", type=int, default=2)
@@ -80,6 +119,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(NETWORKS))
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    if arguments.draw:
+        draw(json.loads(RECORD.read_text())["top1_error"], arguments.draw)
+        return
     changes = dict(item.split("=", 1) for item in arguments.set)
     jobs = [
         (name, seed, arguments.device, changes, arguments.runs)
@@ -101,9 +143,8 @@ def main() -> None:
             values = by_width.get(width, [])
             if name == "I-Net 0.25":
                 values = by_width.get("1.0", by_width.get("0.25", [])) if width == "0.25" else []
-            cells.append(
-                f"{statistics.mean(values):.2f} ± {statistics.pstdev(values):.2f}" if values else ""
-            )
+            spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+            cells.append(f"{statistics.mean(values):.2f}{spread}" if values else "")
         print(f"| {name} | " + " | ".join(cells) + " |")
     if arguments.out:
         record = {

@@ -4,6 +4,7 @@ import itertools
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -101,6 +102,15 @@ def test_everything_is_in_the_frame_but_a_control_that_would_flatten_it() -> Non
     assert legend_texts(figure) == ["US-Net", "I-Net", "sliced (beyond the frame, to 82.00)"]
 
 
+def test_a_control_that_is_better_somewhere_stays_in_the_frame_there() -> None:
+    points = sample("sliced", "control", [0.25, 0.5, 1.0], 0.0).points
+    errors = (90.0, 30.0, 5.5)
+    changed = [replace(p, metrics={"top1_error": e}) for p, e in zip(points, errors, strict=True)]
+    low, high = drawn([US, replace(CONTROL, points=tuple(changed))]).axes[0].get_ylim()
+    assert low < 5.5
+    assert high < 20
+
+
 def test_widths_stand_along_the_top_where_all_agree_on_their_cost() -> None:
     labels = top_labels(drawn([US, S]))
     assert {"0.25", "0.5", "0.75", "1.0"} <= set(labels)
@@ -185,12 +195,24 @@ def test_curves_have_a_panel_a_quantity_and_a_line_a_width() -> None:
     with style():
         figure = curves_figure(ROWS)
     loss, accuracy = figure.axes
-    assert [axes.get_title(loc="left") for axes in (loss, accuracy)] == ["loss", "accuracy"]
+    titles = [axes.get_title(loc="left") for axes in (loss, accuracy)]
+    assert titles == ["loss", "accuracy on the batch, %"]
     assert [line.get_label() for line in loss.get_lines()] == ["1.0", "0.25"]
     assert list(loss.get_lines()[0].get_ydata()) == [2 / (step + 1) for step in range(40)]
     assert list(accuracy.get_lines()[1].get_ydata()) == [0.0, 5.0, 10.0, 15.0]
     assert list(accuracy.get_lines()[1].get_xdata()) == [0.0, 1.0, 2.0, 3.0]
     assert loss.get_xlabel() == "epoch"
+
+
+def test_steps_are_whole_numbers_with_few_digits() -> None:
+    for steps, expected in ((3, {"0", "1", "2"}), (40_000, {"0", "10 k", "20 k", "30 k", "40 k"})):
+        rows = [{"step": step, "loss_max": 1.0} for step in (0, steps // 2, steps - 1)]
+        with style():
+            figure = curves_figure(rows)
+            figure.canvas.draw()
+        ticks = {label.get_text() for label in figure.axes[0].get_xticklabels()}
+        assert expected <= ticks | {"40 k"}
+        assert not any("." in tick for tick in ticks)
 
 
 def test_the_two_ends_of_a_run_and_steps_where_epochs_repeat() -> None:
@@ -209,8 +231,8 @@ def test_the_two_ends_of_a_run_and_steps_where_epochs_repeat() -> None:
         figure = curves_figure(rows)
     assert [axes.get_title(loc="left") for axes in figure.axes] == [
         "loss",
-        "accuracy",
-        "validation error",
+        "accuracy on the batch, %",
+        "validation error, %",
     ]
     loss = figure.axes[0]
     assert [line.get_label() for line in loss.get_lines()] == ["widest", "narrowest"]
