@@ -32,7 +32,8 @@ def slimmable(
     """Makes every layer of a network able to run on the first of its channels; returns it.
 
     The network is converted in place. Its parameters stay the same objects under the same
-    `state_dict` names; at full width it computes exactly what it did before.
+    `state_dict` names; at full width it computes exactly what it did before. It can be copied,
+    but not pickled: `anywidth.save` writes it to a file.
 
     Args:
         model: the network.

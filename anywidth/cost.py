@@ -45,7 +45,13 @@ def parameter_count(model: nn.Module | Plan, width: Width) -> int:
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds of one forward pass."""
+    """Milliseconds of one forward pass, over `repeats` passes.
+
+    Args:
+        median: half of the passes were faster; the number to report.
+        fastest: the least of them.
+        repeats: how many were timed.
+    """
 
     median: float
     fastest: float
@@ -63,7 +69,10 @@ def latency(
     warmup: int = 5,
     input_shape: tuple[int, ...] | None = None,
 ) -> Latency:
-    """Times forward passes at `width` on the device the network is on.
+    """Times forward passes at `width` on the device the network is on, in milliseconds.
+
+    Returns a `Latency`: the median and the fastest pass, both in milliseconds of one whole pass
+    (of `batch_size` examples). Widths without batch-norm statistics can be timed too.
 
     Args:
         model: a converted network.
@@ -74,6 +83,9 @@ def latency(
         repeats: passes that are timed; the median is what counts.
         warmup: passes before them.
         input_shape: of one example; the one the plan was made with if not given.
+
+    Example:
+        >>> anywidth.latency(model, 0.5).median  # milliseconds
     """
     if repeats < 1 or batch_size < 1:
         raise AnywidthError(f"latency(repeats={repeats}, batch_size={batch_size}): both at least 1")

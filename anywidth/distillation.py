@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
+
+from anywidth.errors import AnywidthError
 
 
 def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -18,6 +21,15 @@ def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, temperature: floa
     With a temperature other than the paper's 1, the loss is scaled by its square so that its
     gradients keep their size.
     """
+    if logits.shape != teacher_logits.shape:
+        raise AnywidthError(
+            f"soft_cross_entropy(): logits of shape {tuple(logits.shape)} and teacher_logits of "
+            f"shape {tuple(teacher_logits.shape)}: expected the same, (batch, classes, ...)"
+        )
+    if not 0 < temperature < math.inf:
+        raise AnywidthError(
+            f"soft_cross_entropy(temperature={temperature}): expected a number above 0"
+        )
     classes = 1 if teacher_logits.dim() > 1 else 0
     soft_labels = F.softmax(teacher_logits / temperature, dim=classes)
     loss = F.cross_entropy(logits / temperature, soft_labels)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +22,12 @@ from anywidth.errors import AnywidthError
 _LENGTH_BYTES = 8
 
 
-def write_atomically(path: str | Path, content: bytes | Callable[[BinaryIO], None]) -> None:
+def write_atomically(
+    path: str | Path,
+    content: bytes | Callable[[BinaryIO], None],
+    *,
+    named: Path | None = None,
+) -> None:
     """Writes a file so that `path` holds the old content or the new, whenever the process dies.
 
     The content goes to a temporary file in the same folder, is forced to the disk and then takes
@@ -30,22 +36,56 @@ def write_atomically(path: str | Path, content: bytes | Callable[[BinaryIO], Non
     Args:
         path: the file; its folder must exist.
         content: the bytes, or a function that writes them to the open file it is given.
+        named: what errors call the file, where its folder will be renamed; `path` if not given.
     """
     path = Path(path)
     temporary = temporary_path(path)
-    try:
-        with open(temporary, "xb") as file:
-            if isinstance(content, bytes):
-                file.write(content)
-            else:
-                content(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with errors_that_name(named or path):
+        try:
+            with open(temporary, "xb") as file:
+                if isinstance(content, bytes):
+                    file.write(content)
+                else:
+                    content(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the error that led here is the one to tell
+                temporary.unlink(missing_ok=True)
+            raise
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def errors_that_name(path: Path) -> Iterator[None]:
+    """What the system refuses becomes an AnywidthError of `path`, not of its temporary name."""
+    try:
+        yield
+    except OSError as error:
+        is_other_file = error.filename is not None and not is_leftover(Path(str(error.filename)))
+        if error.errno is None or is_other_file:
+            raise  # of something that was read meanwhile
+        reason = error.strerror or str(error)
+        if isinstance(error, FileNotFoundError):
+            reason = f"there is no folder {path.parent}"
+        raise AnywidthError(f"{path}: cannot be written ({reason})") from error
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder for results, and its parents; refuses one that cannot be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        reason = "it is a file"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    else:
+        reason = "" if os.access(folder, os.W_OK | os.X_OK) else "it cannot be written to"
+    if reason:
+        raise AnywidthError(
+            f"{folder}: cannot hold results ({reason}); choose another folder with --out"
+        )
 
 
 def sync_folder(folder: Path) -> None:
@@ -84,15 +124,16 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Writes JSON atomically, in a form people can read."""
+def write_json(path: Path, data: Mapping[str, Any], *, named: Path | None = None) -> None:
+    """Writes JSON atomically, in a form people can read; `named` as in `write_atomically`."""
     try:
         text = json.dumps(data, indent=2)
     except (TypeError, ValueError) as error:
         raise AnywidthError(
-            f"{path}: {error}; JSON holds text, numbers, booleans, None, lists and dicts of these"
+            f"{named or path}: {error}; JSON holds text, numbers, booleans, None, lists and dicts "
+            "of these"
         ) from error
-    write_atomically(path, (text + "\n").encode())
+    write_atomically(path, (text + "\n").encode(), named=named)
 
 
 def read_bytes(path: Path) -> bytes:

@@ -109,6 +109,7 @@ def _narrowed_class(
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             members[name] = property(_running(name))
     members["_apply"] = _apply_to_statistics
+    members["__reduce_ex__"] = _reduced_to_copy(plain)
     return type(plain.__name__, (plain,), members)
 
 
@@ -124,6 +125,37 @@ class Views(dict[str, Tensor]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Views, ()
+
+
+class CopyOnly:
+    """Goes with what `copy` makes a narrowed module from, and stops what `pickle` would write.
+
+    A narrowed class has no name by which it could be found again, and both ask a module for the
+    same thing.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CopyOnly:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise AnywidthError(
+            "a converted network cannot be pickled, nor saved with torch.save(model, path): use "
+            "anywidth.save(model, path) and anywidth.load, which keep the statistics of all "
+            "widths; what anywidth.extract(model, width) returns can be pickled"
+        )
+
+
+def _reduced_to_copy(plain: type[nn.Module]) -> Callable[[nn.Module, Any], tuple[Any, ...]]:
+    def reduce_ex(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
+        reduced: Any = plain.__reduce_ex__(self, protocol)
+        function, arguments, *rest = reduced
+        return _copied, (CopyOnly(), function, arguments), *rest
+
+    return reduce_ex
+
+
+def _copied(_: CopyOnly, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    return function(*arguments)
 
 
 def _active_part(name: str, axes: tuple[int, ...]) -> Callable[[nn.Module], Tensor | None]:

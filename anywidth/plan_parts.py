@@ -29,7 +29,8 @@ class ChannelGroup:
         channels: how many there are at full width.
         unit: active counts are multiples of this (a head, or the channels of one convolution
             group); 1 for ordinary channels.
-        divisor: rounding for this group alone; None takes the width range's.
+        divisor: rounding for this group alone; None takes the width range's. One larger than
+            the group is as good as 1.
         fixed: why the group always runs in full; None where it is elastic.
         tied: (other group, multiple): this group has `multiple` times the other's channels.
         makers: layers whose output these channels are.

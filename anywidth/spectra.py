@@ -21,7 +21,7 @@ from anywidth.cost import latency, macs, parameter_count
 from anywidth.errors import AnywidthError
 from anywidth.layers import is_switched_norm
 from anywidth.state import state_of
-from anywidth.width import ChannelConfig, Width
+from anywidth.width import ChannelConfig, Width, width_list
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -172,7 +172,11 @@ class Spectrum:
         from anywidth.files import read_bytes
 
         path = Path(path)
-        rows = list(csv.reader(io.StringIO(read_bytes(path).decode("utf-8", errors="replace"))))
+        text = read_bytes(path).decode("utf-8", errors="replace")
+        try:
+            rows = list(csv.reader(io.StringIO(text)))
+        except csv.Error as error:
+            raise AnywidthError(f"{path}: not a CSV file ({error})") from error
         columns = rows[0] if rows else []
         if tuple(columns[:3]) != _COST_COLUMNS or columns[-1] != "latency_ms":
             raise AnywidthError(
@@ -219,8 +223,7 @@ def spectrum(
         >>> result = anywidth.spectrum(model, evaluate, [0.25, 0.5, 1.0], name="US-Net")
         >>> result.to_csv("spectrum.csv")
     """
-    if not widths:
-        raise AnywidthError("spectrum(widths=[]): give at least one width, e.g. [0.25, 0.5, 1.0]")
+    widths = width_list(widths, "spectrum")
     modes = {module: module.training for module in model.modules()}
     measured: dict[ChannelConfig, tuple[dict[str, float], float | None]] = {}
     points = []

@@ -17,7 +17,7 @@ from anywidth.distributed import rank, world_size
 from anywidth.errors import AnywidthError
 from anywidth.layers import Statistics, is_switched_norm, new_statistics
 from anywidth.state import SlimmableState, state_of
-from anywidth.width import ChannelConfig, Width
+from anywidth.width import ChannelConfig, Width, width_list
 
 Method = Literal["exact", "moving"]
 _TENSORS = ("running_mean", "running_var", "num_batches_tracked")
@@ -49,7 +49,8 @@ def calibrate(
         momentum: weight of a new batch in a moving average.
 
     Widths calibrated before keep their statistics; the same width is computed anew. If anything
-    fails, the statistics are as they were.
+    fails, or a statistic comes out as NaN or infinite, the statistics are as they were.
+    `anywidth.save` keeps them in a file; `state_dict` holds those of the full width alone.
     """
     state = state_of(model)
     if method not in ("exact", "moving"):
@@ -57,10 +58,8 @@ def calibrate(
     if samples is not None and samples < 2:
         raise AnywidthError(f"samples={samples}: batch statistics need at least 2")
     labels: dict[ChannelConfig, float | None] = {}
-    for width in widths:
+    for width in width_list(widths, "calibrate"):
         labels[state.resolve(width)] = None if isinstance(width, ChannelConfig) else float(width)
-    if not labels:
-        raise AnywidthError("calibrate() was given no widths: pass widths=[0.25, 0.5, 1.0], say")
     norms = [module for module in model.modules() if is_switched_norm(module)]
     mine = list(labels)[rank() :: world_size()]
     fresh = {
@@ -88,6 +87,7 @@ def calibrate(
         if seen == 0:
             raise AnywidthError("calibrate() got no data: the loader is empty")
     _share(model, norms, labels, mine, fresh)
+    _check_finite(model, labels, fresh)
     for config, norm in itertools.product(labels, norms):
         fresh[norm, config].ready = True
         _keep(state, norm, config, fresh[norm, config])
@@ -252,6 +252,22 @@ def _share(
                 dist.broadcast(getattr(fresh[norm, config], name), src=number % world_size())
 
 
+def _check_finite(
+    model: nn.Module,
+    labels: Mapping[ChannelConfig, float | None],
+    fresh: Mapping[tuple[nn.Module, ChannelConfig], Statistics],
+) -> None:
+    paths = {module: path for path, module in model.named_modules()}
+    for (norm, config), entry in fresh.items():
+        if not (entry.running_mean.isfinite() & entry.running_var.isfinite()).all():
+            width = config if labels[config] is None else f"width {labels[config]}"
+            raise AnywidthError(
+                f"calibrate(): the statistics of {paths[norm]!r} at {width} came out as NaN or "
+                "infinite, so none were kept: look for such values in the batches, and in the "
+                "network's parameters"
+            )
+
+
 # ---- on disk -------------------------------------------------------------------------------------
 
 
@@ -285,20 +301,28 @@ def load_statistics(
     try:
         widths = json.loads(metadata["widths"])
         configs = [ChannelConfig.from_json(entry["channels"]) for entry in widths]
+        labels = [(entry["width"], entry["ready"]) for entry in widths]
     except (KeyError, TypeError, ValueError) as error:
         raise AnywidthError(f"these are not batch-norm statistics of anywidth: {error}") from error
     norms = {path: m for path, m in model.named_modules() if is_switched_norm(m)}
-    device = next(model.parameters()).device
     loaded: list[tuple[nn.Module, ChannelConfig, Statistics]] = []
-    for (number, config), (path, norm) in itertools.product(enumerate(configs), norms.items()):
+    for number, config in enumerate(configs):
         state.plan.check(config)
-        parts = [tensors.get(f"{number}/{path}.{name}") for name in _TENSORS]
-        if any(part is None for part in parts):
-            raise AnywidthError(f"statistics of {path!r} are missing for {config}")
-        mean, var, batches = (part.to(device) for part in parts if part is not None)
-        entry = widths[number]
-        statistics = Statistics(mean, var, batches, entry["width"], entry["ready"])
-        loaded.append((norm, config, statistics))
+        expected = _empty(model, list(norms.values()), config, None)
+        for path, norm in norms.items():
+            statistics = expected[norm, config]
+            statistics.label, statistics.ready = labels[number]
+            for name in _TENSORS:
+                given, held = tensors.get(f"{number}/{path}.{name}"), getattr(statistics, name)
+                if given is None:
+                    raise AnywidthError(f"statistics of {path!r} are missing for {config}")
+                if given.shape != held.shape:
+                    raise AnywidthError(
+                        f"statistics of {path!r} do not fit {config}: {name} has shape "
+                        f"{tuple(given.shape)}, expected {tuple(held.shape)}"
+                    )
+                held.copy_(given)
+            loaded.append((norm, config, statistics))
     for norm in norms.values():
         bank = norm.__dict__["_bank"]
         for config in set(bank) - set(configs):

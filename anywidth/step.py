@@ -47,6 +47,10 @@ class SandwichStep:
     on the full width's detached predictions, accumulates all their gradients, averages them over
     ranks once, and lets the optimiser take its step. It never waits for the device.
 
+    A call returns a `StepResult`: the configurations visited (`widths`, widest first) with the
+    loss and the detached output at each. They are tensors on the device, and hold until the next
+    call.
+
     Args:
         model: a converted network, in training mode.
         optimizer: of the model's parameters.
@@ -72,7 +76,8 @@ class SandwichStep:
     Example:
         >>> step = anywidth.SandwichStep(model, optimizer, loss=F.cross_entropy)
         >>> for images, labels in loader:
-        ...     step(images, labels)
+        ...     result = step(images, labels)
+        >>> result.losses[0].item()  # of the full width; this waits for the device
     """
 
     def __init__(

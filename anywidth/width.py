@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,12 @@ class WidthRange:
         low: the narrowest width, in (0, 1]. Accuracy at every width rests on this one
             (the paper's k0).
         high: the widest width, at least `low` and at most 1.
-        divisor: channel counts are rounded to multiples of this (the paper's d).
+        divisor: channel counts are rounded to multiples of this (the paper's d), and of
+            a group's unit (a head's channels, say) where it has one. A group smaller than the
+            least such multiple could never narrow, so it is rounded to its unit instead, else
+            to single channels; a group just as large keeps all its channels at every width. So
+            16 channels become 4 at width 0.25 with divisor 4, stay 16 with divisor 16, and
+            become 4 again with divisor 17.
     """
 
     low: float = 0.25
@@ -131,6 +136,22 @@ class ChannelConfig:
 
 
 Width = float | ChannelConfig
+
+
+def width_list(widths: object, where: str) -> list[Width]:
+    """The widths a call was given, as a list; an error that names the list form for one alone."""
+    if isinstance(widths, ChannelConfig | Mapping | str) or not isinstance(widths, Iterable):
+        example = widths if _is_number(widths) else "0.25, 0.5, 1.0"
+        raise AnywidthError(
+            f"{where}(widths={widths!r}): expected a list of fractions or ChannelConfigs, such as "
+            f"widths=[{example}]"
+        )
+    found = list(widths)
+    if not found:
+        raise AnywidthError(
+            f"{where}() was given no widths: pass at least one width, say widths=[0.25, 0.5, 1.0]"
+        )
+    return found
 
 
 def check_divisor(divisor: object, where: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -169,6 +171,22 @@ def test_copies_are_independent(x: Tensor) -> None:
     assert_agrees(other, x)
     assert_agrees(model, x)
     assert state_of(other).plan is not state_of(model).plan
+
+
+def test_pickling_names_the_call_that_saves(x: Tensor) -> None:
+    model = convert(network(), x).eval()
+    aw.set_width(model, 0.5)
+    with pytest.raises(aw.AnywidthError, match=r"anywidth\.save\(model, path\)"):
+        pickle.dumps(model)
+    with pytest.raises(aw.AnywidthError, match=r"anywidth\.save\(model, path\)"):
+        torch.save(model, io.BytesIO())
+    shallow = copy.copy(model[0])
+    assert type(shallow) is type(model[0])
+    assert shallow.weight.data_ptr() == model[0].weight.data_ptr()
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    network().load_state_dict(torch.load(file, weights_only=True))
 
 
 def test_model_to_moves_statistics_too(x: Tensor) -> None:

@@ -121,7 +121,19 @@ def test_latency(mobilenet: nn.Module) -> None:
     model = convert(NETWORKS["batch_norm2d"]()[0], torch.randn(2, 3, 8, 8)).train()
     for options in ({}, {"extracted": True}, {"fold": True}, {"input_shape": (3, 16, 16)}):
         measured = aw.latency(model, 0.5, batch_size=2, repeats=3, warmup=1, **options)
+        assert isinstance(measured, aw.Latency)
         assert 0 < measured.fastest <= measured.median
         assert measured.repeats == 3
     assert all(module.training for module in model.modules())
     assert model[0].out_channels == 16
+
+
+@pytest.mark.parametrize(
+    ("divisor", "channels"),
+    [(4, [4, 8, 12, 16]), (8, [8, 8, 16, 16]), (16, [16] * 4), (17, [4, 8, 12, 16])],
+)
+def test_a_divisor_larger_than_a_group_does_not_count(divisor: int, channels: list[int]) -> None:
+    group = aw.ChannelGroup("conv", 16)
+    assert [group.round(16 * width, divisor) for width in (0.25, 0.5, 0.75, 1.0)] == channels
+    heads = aw.ChannelGroup("attention", 16, unit=4)
+    assert heads.round(9, 17) == heads.round(9, 4) == 12

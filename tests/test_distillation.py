@@ -93,3 +93,13 @@ def test_classes_of_a_picture_are_its_channels() -> None:
     rows = [logits.permute(0, 2, 3, 1).reshape(-1, 5) for logits in (student, teacher)]
     expected = aw.soft_cross_entropy(*rows)
     torch.testing.assert_close(aw.soft_cross_entropy(student, teacher), expected)
+
+
+def test_what_does_not_fit_is_named() -> None:
+    with pytest.raises(aw.AnywidthError, match=r"\(4, 10\) and teacher_logits of shape \(4, 5\)"):
+        aw.soft_cross_entropy(torch.randn(4, 10), torch.randn(4, 5))
+    with pytest.raises(aw.AnywidthError, match=r"\(10,\) and teacher_logits of shape \(1, 10\)"):
+        aw.soft_cross_entropy(torch.randn(10), torch.randn(1, 10))
+    for temperature in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(aw.AnywidthError, match=f"temperature={temperature}"):
+            aw.soft_cross_entropy(torch.randn(4, 5), torch.randn(4, 5), temperature)

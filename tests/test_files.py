@@ -1,5 +1,6 @@
 """Files are whole or not there, and what is not ours is refused by name."""
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from anywidth.files import (
     encode_tensors,
     flatten_state,
     load_tensors,
+    make_folder,
     read_json,
     remove_leftovers,
     save_tensors,
@@ -56,6 +58,61 @@ def test_a_failing_writer_leaves_the_old_file_and_nothing_else(tmp_path: Path) -
         write_atomically(tmp_path / "a", fail)
     assert (tmp_path / "a").read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("kind", ["a folder in its place", "a file as its folder", "no folder"])
+def test_what_cannot_be_written_is_named_without_its_temporary_file(
+    tmp_path: Path, kind: str
+) -> None:
+    if kind == "a folder in its place":
+        path, reason = tmp_path / "y.gif", "Is a directory"
+        path.mkdir()
+    elif kind == "a file as its folder":
+        (tmp_path / "file").write_bytes(b"")
+        path, reason = tmp_path / "file" / "y.gif", "Not a directory"
+    else:
+        path = tmp_path / "none" / "y.gif"
+        reason = f"there is no folder {path.parent}"
+    with pytest.raises(AnywidthError) as error:
+        write_atomically(path, b"content")
+    assert str(error.value) == f"{path}: cannot be written ({reason})"
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_a_full_or_locked_disk_names_the_file(tmp_path: Path, code: int) -> None:
+    def refuse(file: BinaryIO) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with pytest.raises(AnywidthError) as error:
+        write_atomically(tmp_path / "c.png", refuse)
+    assert str(error.value) == f"{tmp_path / 'c.png'}: cannot be written ({os.strerror(code)})"
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_error_of_another_file_stays_its_own(tmp_path: Path) -> None:
+    def copy(file: BinaryIO) -> None:
+        file.write((tmp_path / "source").read_bytes())
+
+    with pytest.raises(FileNotFoundError, match="source"):
+        write_atomically(tmp_path / "copy", copy)
+
+
+def test_a_folder_for_results_is_made_or_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_folder(tmp_path / "new" / "folder")
+    make_folder(tmp_path / "new" / "folder")
+    (tmp_path / "shirt.png").write_bytes(b"")
+    with pytest.raises(
+        AnywidthError, match=r"shirt\.png: .*it is a file.*another folder with --out"
+    ):
+        make_folder(tmp_path / "shirt.png")
+    with pytest.raises(AnywidthError, match=r"shirt\.png/in: .*\(Not a directory\)"):
+        make_folder(tmp_path / "shirt.png" / "in")
+    monkeypatch.setattr(os, "access", lambda *arguments: False)
+    with pytest.raises(AnywidthError, match="it cannot be written to"):
+        make_folder(tmp_path / "new")
 
 
 def test_a_file_keeps_the_permissions_new_files_get(tmp_path: Path) -> None:

@@ -169,6 +169,8 @@ def test_what_evaluate_returns_is_checked(returned: object, message: str) -> Non
 def test_bad_calls_are_named() -> None:
     with pytest.raises(AnywidthError, match="at least one width"):
         spectrum(network(), lambda m: {}, [])
+    with pytest.raises(AnywidthError, match=r"spectrum\(widths=0.5\): .* widths=\[0.5\]"):
+        spectrum(network(), lambda m: {}, 0.5)  # type: ignore[arg-type]
     with pytest.raises(AnywidthError, match="has not been converted"):
         spectrum(nn.Linear(2, 2), lambda m: {}, [1.0])
     with pytest.raises(AnywidthError, match="kind 'best'"):
@@ -221,6 +223,10 @@ def test_a_foreign_or_damaged_csv_is_named(tmp_path: Path) -> None:
         Spectrum.from_csv(path)
     with pytest.raises(AnywidthError, match="cannot be read"):
         Spectrum.from_csv(tmp_path / "missing.csv")
+    picture = tmp_path / "shirt.png"
+    picture.write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0")
+    with pytest.raises(AnywidthError, match=r"shirt\.png: not a CSV file"):
+        Spectrum.from_csv(picture)
 
 
 def test_best_knows_which_way_is_up() -> None:

@@ -330,6 +330,14 @@ def test_tracked_but_unseen_statistics_stay_unready_on_disk(model: nn.Module) ->
     assert aw.calibrated_widths(twin) == [1.0]
 
 
+def test_statistics_take_the_dtype_of_the_network(model: nn.Module) -> None:
+    aw.calibrate(model, batches_of([16]), [0.5])
+    twin = converted(tiny()).double().eval()
+    load_statistics(twin, *statistics_to_tensors(model))
+    with aw.at_width(twin, 0.5), torch.no_grad():
+        assert twin(batches_of([4])[0].double()).dtype == torch.float64
+
+
 def test_foreign_statistics_are_refused(model: nn.Module) -> None:
     aw.calibrate(model, batches_of([16]), [0.5])
     tensors, text = statistics_to_tensors(model)
@@ -338,6 +346,9 @@ def test_foreign_statistics_are_refused(model: nn.Module) -> None:
     lacking = {name: tensor for name, tensor in tensors.items() if "5.running_var" not in name}
     with pytest.raises(aw.AnywidthError, match=r"statistics of '5' are missing"):
         load_statistics(model, lacking, text)
+    cut = {name: tensor[:1] if tensor.dim() else tensor for name, tensor in tensors.items()}
+    with pytest.raises(aw.AnywidthError, match=r"running_mean has shape \(1,\), expected"):
+        load_statistics(model, cut, text)
     assert aw.calibrated_widths(model) == [0.5, 1.0]
     other = aw.slimmable(
         nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)),
@@ -354,6 +365,9 @@ def test_bad_input_is_named(model: nn.Module) -> None:
     batches = batches_of([8])
     for options, words in (
         ({"widths": []}, "no widths"),
+        ({"widths": 0.5}, r"calibrate\(widths=0.5\): expected a list .* widths=\[0.5\]"),
+        ({"widths": None}, r"such as widths=\[0.25, 0.5, 1.0\]"),
+        ({"widths": aw.plan_of(model).resolve(0.5)}, "expected a list of .* ChannelConfigs"),
         ({"widths": [0.5], "method": "mean"}, "'mean'"),
         ({"widths": [0.5], "samples": 1}, "samples=1"),
         ({"widths": [0.1]}, "0.1 is outside"),
@@ -363,6 +377,24 @@ def test_bad_input_is_named(model: nn.Module) -> None:
         with pytest.raises(aw.AnywidthError, match=words):
             aw.calibrate(model, **{"loader": batches, **options})  # type: ignore[arg-type]
     assert aw.calibrated_widths(model) == [1.0]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("method", ["exact", "moving"])
+def test_statistics_of_bad_data_are_refused_and_the_old_ones_stay(
+    model: nn.Module, value: float, method: str
+) -> None:
+    batches = batches_of([8, 8])
+    aw.calibrate(model, batches, [0.5, 1.0])
+    before = {width: known(model, width) for width in (0.5, 1.0)}
+    batches[1][3, 0, 2, 2] = value
+    with pytest.raises(aw.AnywidthError, match=r"statistics of '1' at width 0\.25 .* NaN"):
+        aw.calibrate(model, batches, [0.25, 0.5, 1.0], method=method)  # type: ignore[arg-type]
+    assert aw.calibrated_widths(model) == [0.5, 1.0]
+    for width, moments in before.items():
+        for (mean, var), (old_mean, old_var) in zip(known(model, width), moments, strict=True):
+            assert torch.equal(mean, old_mean)
+            assert torch.equal(var, old_var)
 
 
 def test_a_network_without_batch_norm_needs_no_statistics() -> None:

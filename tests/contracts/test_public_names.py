@@ -20,6 +20,8 @@ SIGNATURES = {
     "latency": ["model", "width", "batch_size", "extracted", "fold", "repeats", "warmup",
                 "input_shape"],
     "plan_of": ["model"],
+    "save": ["model", "path"],
+    "load": ["model", "path"],
     "WidthRange": ["low", "high", "divisor"],
     "ChannelConfig": ["channels"],
 }  # fmt: skip
