@@ -5,13 +5,14 @@
         task: ClassVar[str] = "classification"
         version: ClassVar[int] = 1
 
-        epochs: int = field(default=10, metadata={"help": "passes over the training images"})
+        epochs: int = field(default=10, metadata=about("passes over the images", at_least=1))
         widths: tuple[float, ...] = (0.25, 0.5, 1.0)
         limit: int | None = None
 
 A field is a str, int, float or bool, a `Literal` of such values, a tuple of them, or one of these
 `| None`. Add a field: raise `version` and give the field the default that keeps old runs as they
-were.
+were. `check_ranges` is for what is about to be trained: reading a run never asks it, so that one
+begun before a limit was set can still be opened.
 """
 
 from __future__ import annotations
@@ -48,6 +49,46 @@ class Config(Protocol):
 ConfigType = TypeVar("ConfigType", bound=Config)
 
 
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers a field may have; as text, what an error or a help text calls them."""
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        has_top = self.at_most is not None or self.below is not None
+        if not has_top:
+            return f"at least {self.at_least}" if self.above is None else f"above {self.above}"
+        top = f"{self.at_most}]" if self.below is None else f"{self.below})"
+        if self.above is not None:
+            return f"in ({self.above}, {top}"
+        return f"from {self.at_least} to {'' if self.below is None else 'below '}{top[:-1]}"
+
+
+def about(
+    help: str,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+) -> dict[str, Any]:
+    """A field's metadata: what it means, and the numbers it may have (of a tuple, each of them)."""
+    limits = Range(at_least, above, at_most, below)
+    return {"help": help} if limits == Range() else {"help": help, "range": limits}
+
+
 class FieldRow(NamedTuple):
     """One field as a person reads it; `value` is written as `override` takes it."""
 
@@ -55,6 +96,7 @@ class FieldRow(NamedTuple):
     type: str
     value: str
     help: str
+    allowed: str = ""
 
 
 def to_json(config: Config) -> dict[str, Any]:
@@ -135,6 +177,17 @@ def override(config: ConfigType, changes: Mapping[str, str]) -> ConfigType:
     return dataclasses.replace(config, **values)
 
 
+def check_ranges(config: Config) -> None:
+    """Refuses a number that its field's range does not hold, and names both."""
+    for field in dataclasses.fields(config):
+        limits = field.metadata.get("range")
+        value = getattr(config, field.name)
+        if limits is None or value is None:
+            continue
+        if not all(number in limits for number in (value if isinstance(value, tuple) else [value])):
+            raise AnywidthError(f"{field.name}={value}: expected {_noun(limits, value)}{limits}")
+
+
 def describe(config: Config) -> list[FieldRow]:
     """A row for each field, in order, for help texts and reports."""
     kinds = _kinds(type(config))
@@ -144,9 +197,26 @@ def describe(config: Config) -> list[FieldRow]:
             _spell(kinds[field.name]),
             _write(getattr(config, field.name)),
             field.metadata.get("help", ""),
+            _allowed(kinds[field.name], field.metadata.get("range")),
         )
         for field in dataclasses.fields(config)
     ]
+
+
+def _noun(limits: Range, value: object) -> str:
+    if isinstance(value, tuple):
+        return "numbers "
+    if limits.above is None and limits.at_most is None and limits.below is None:
+        return ""
+    is_share = limits.at_least == 0 and 1 in (limits.at_most, limits.below)
+    return "a share " if is_share else "a number "
+
+
+def _allowed(kind: Any, limits: Range | None) -> str:
+    """The choices of a `Literal`, or the numbers in range."""
+    if get_origin(kind) is Literal:
+        return _spell(kind)
+    return "" if limits is None else str(limits)
 
 
 def _kinds(cls: type[Config]) -> dict[str, Any]:

@@ -164,7 +164,8 @@ def _tiles(spectrum: Spectrum, metric: str) -> str:
         shown.append(_tile(narrowest, metric))
         fewer = f"{widest.macs / narrowest.macs:.1f} times"
         shown.append((fewer, "fewer multiply-adds at the narrowest"))
-    shown.append((str(len(spectrum.points)), "widths from one set of weights"))
+    count = len(spectrum.points)
+    shown.append((str(count), f"{'width' if count == 1 else 'widths'} from one set of weights"))
     tiles = (
         f'<div class="tile"><b>{escape(b)}</b><span>{escape(s)}</span></div>' for b, s in shown
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections.abc import Sequence
 from dataclasses import replace
@@ -59,6 +60,50 @@ class Trained(Protocol):
     def evaluate(self, model: nn.Module) -> dict[str, float]: ...
 
 
+# ---- widths as users and as networks know them ---------------------------------------------------
+
+
+def only_width(trained: Trained) -> float | None:
+    """The one width of an I-Net that can run at no other; None for all other runs.
+
+    Its network was built for that width, and is run whole: 1.0 to the network itself. An I-Net of
+    full width can be sliced to others, as a control.
+    """
+    widths = plan_of(trained.model).widths
+    is_alone = trained.config.method == "i" and widths.low == widths.high
+    return float(trained.config.width) if is_alone else None
+
+
+def network_widths(trained: Trained, given: Sequence[float] | None) -> list[float]:
+    """What the widths a user gives are to the network; those of a spectrum if none are given."""
+    if given is None:
+        return trained.widths
+    only = only_width(trained)
+    if only is None:
+        return list(given)
+    for width in given:
+        if not math.isclose(width, only):
+            raise AnywidthError(
+                f"width {width}: {trained.run.folder} was trained at width {only} alone; leave "
+                "the width out, or train a US-Net"
+            )
+    return trained.widths
+
+
+def network_width(trained: Trained, given: float | None) -> float:
+    """What the width a user gives is to the network; the widest if none is given."""
+    return max(network_widths(trained, None if given is None else [given]))
+
+
+def shown_width(trained: Trained, width: float) -> float:
+    """What a user knows one of the network's widths as."""
+    only = only_width(trained)
+    return width if only is None else only
+
+
+# ---- statistics ----------------------------------------------------------------------------------
+
+
 def missing_statistics(trained: Trained, widths: Sequence[float]) -> list[float]:
     """Those of the widths that have to be calibrated before they can be evaluated."""
     if not has_statistics(trained.model):
@@ -84,10 +129,16 @@ def widths_to_calibrate(trained: Trained, widths: Sequence[float]) -> list[float
     return list(widths) if missing_statistics(trained, widths) else []
 
 
+# ---- spectra -------------------------------------------------------------------------------------
+
+
 def run_spectrum(
     trained: Trained, widths: Sequence[float] | None = None, measure_latency: bool = True
 ) -> Spectrum:
-    """Evaluates a run at many widths, and writes spectrum.csv, .json, and plots of it."""
+    """Evaluates a run at many widths, and writes spectrum.csv, .json, and plots of it.
+
+    Widths are the network's own, as `network_widths` gives them.
+    """
     chosen = list(widths or trained.widths)
     found = spectrum(
         trained.model,
@@ -161,13 +212,16 @@ def _folder_names(folders: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 
 
+# ---- the report ----------------------------------------------------------------------------------
+
+
 def run_report(
     trained: Trained, baselines: Sequence[Run] = (), sections: Sequence[Section] = ()
 ) -> Path:
     """Writes report.html: one page with everything a run shows, and other runs beside it."""
     run = trained.run
     own, *others = saved_spectra([run, *baselines])
-    rows = read_metrics(run.metrics_path) if run.metrics_path.exists() else []
+    rows = training_rows(trained)
     if has_curves(rows):
         run.plots_folder.mkdir(exist_ok=True)
         plot_curves(rows, run.plots_folder / "training.png")
@@ -187,10 +241,38 @@ def run_report(
         spectrum=own,
         baselines=others,
         metrics=rows,
-        plan_text=str(plan_of(trained.model)),
+        plan_text=_plan_text(trained),
         extra_sections=sections,
     )
     return path
+
+
+def training_rows(trained: Trained) -> list[dict[str, float]]:
+    """The rows of metrics.csv; those of an I-Net once, and under its one width."""
+    path = trained.run.metrics_path
+    rows = read_metrics(path) if path.exists() else []
+    if trained.config.method != "i":
+        return rows
+    own = f"/{float(trained.config.width)}"
+    return [
+        {_named(name, own): row[name] for name in row if not name.endswith("_min")} for row in rows
+    ]
+
+
+def _named(column: str, own: str) -> str:
+    for ending in ("_max", "/1.0"):
+        if column.endswith(ending):
+            return column.removesuffix(ending) + own
+    return column
+
+
+def _plan_text(trained: Trained) -> str:
+    """The printed plan; where there is one width alone, its multiply-adds stand beside that."""
+    plan, only = plan_of(trained.model), only_width(trained)
+    if only is None:
+        return str(plan)
+    head, heading, _ = str(plan).rpartition("\nwidth  multiply-adds\n")
+    return f"{head}{heading}{only:<5}  {plan.macs(plan.full):,}"
 
 
 def _device_name(model: nn.Module) -> str:

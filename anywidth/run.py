@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import random
 import re
 import sys
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ from anywidth.errors import AnywidthError
 from anywidth.files import (
     decode_tensors,
     encode_tensors,
+    errors_that_name,
     flatten_state,
     is_leftover,
     load_tensors,
@@ -52,9 +53,13 @@ from anywidth.files import (
 Tensors = Mapping[str, Tensor]
 Metadata = Mapping[str, str]
 
+logger = logging.getLogger(__name__)
+
 _LAYOUT_VERSION = 1
 _MANIFEST = "manifest.json"
 _FINISHED = "finished.json"
+# The parts every finished network has; any other that is asked for was never there.
+_FINAL_PARTS = ("model", "statistics")
 _STEP = re.compile(r"step-(\d+)(?:\.(\d+))?")
 
 
@@ -179,16 +184,19 @@ class Run:
         sync_folder(self.folder)
         temporary = temporary_path(folder)
         try:
-            temporary.mkdir()
+            with errors_that_name(folder):
+                temporary.mkdir()
             files = {}
             for part, values in tensors.items():
                 name = _part_file(part)
                 data = encode_tensors(values, (metadata or {}).get(part), folder / name)
-                write_atomically(temporary / name, data)
+                write_atomically(temporary / name, data, named=folder / name)
                 files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
             manifest = {"version": _LAYOUT_VERSION, "step": step, "files": files, "state": state}
-            write_json(temporary / _MANIFEST, {"sha256": _checksum(manifest), **manifest})
-            os.rename(temporary, folder)
+            checked = {"sha256": _checksum(manifest), **manifest}
+            write_json(temporary / _MANIFEST, checked, named=folder / _MANIFEST)
+            with errors_that_name(folder):
+                os.rename(temporary, folder)
         except BaseException:
             if temporary.exists():
                 remove(temporary)
@@ -204,26 +212,30 @@ class Run:
     def load_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint that is whole; None where none was ever saved.
 
-        A damaged one is named in a warning and the one before it is taken.
+        A damaged one is named once in the log, which without further settings is a plain line on
+        standard error, and the one before it is taken.
         """
-        reasons: list[str] = []
+        known = set(self._refused)
+        reasons: dict[Path, str] = {}
         for folder in reversed(self._checkpoint_folders()):
             try:
                 checkpoint = _read_checkpoint(folder)
             except AnywidthError as error:
                 self._refused.add(folder)
-                reasons.append(str(error))
+                reasons[folder] = str(error)
                 continue
-            for reason in reasons:
-                warnings.warn(
-                    f"damaged checkpoint refused: {reason}; going back to step {checkpoint.step}",
-                    stacklevel=2,
-                )
+            for refused, reason in reasons.items():
+                if refused not in known:
+                    logger.warning(
+                        "damaged checkpoint refused: %s; going back to step %d",
+                        reason,
+                        checkpoint.step,
+                    )
             return checkpoint
         if reasons:
             raise AnywidthError(
                 f"{self.folder}: every checkpoint is damaged; start again with another --out. "
-                + "; ".join(reasons)
+                + "; ".join(reasons.values())
             )
         return None
 
@@ -262,8 +274,8 @@ class Run:
         """A part's tensors and metadata: the finished ones, or the newest checkpoint's."""
         if self.finished:
             path = self.folder / _part_file(part)
-            if path.is_file():
-                return load_tensors(path)
+            if path.is_file() or part in _FINAL_PARTS:
+                return self._load_final(path)
             parts = sorted(file.stem for file in self.folder.glob("*.safetensors"))
         else:
             checkpoint = self._newest()
@@ -282,6 +294,22 @@ class Run:
             state: dict[str, Any] = read_json(self.folder / _FINISHED)["state"]
             return state
         return self._newest().state
+
+    def _load_final(self, path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """A file of the finished network; where it is damaged, the error says how to mend it."""
+        try:
+            return load_tensors(path)
+        except AnywidthError as error:
+            problem = str(error) if path.exists() else f"{path} is missing"
+            mend = "restore it from a copy, or train again with another --out"
+            if self._checkpoint_folders():
+                away = "" if path.is_file() or not path.exists() else f"move {path} away, "
+                mend = (
+                    f"restore it from a copy, or make it anew from the last checkpoint: {away}"
+                    f"remove {self.folder / _FINISHED}, then "
+                    f"`anywidth train --resume {self.folder}`"
+                )
+            raise AnywidthError(f"{problem}: the finished run is damaged; {mend}") from error
 
     def _newest(self) -> Checkpoint:
         checkpoint = self.load_checkpoint()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -70,6 +71,10 @@ class Training:
 def train(training: Training) -> bool:
     """Trains from the newest checkpoint, or from the start; false if it was interrupted.
 
+    A loss or weights that are no longer finite end it with an error; they are looked at where the
+    loop waits for the device anyway (every `log_every` steps, and before a checkpoint is written),
+    so that no checkpoint holds them.
+
     An interrupt (Ctrl-C, SIGTERM) lets the present step end, saves a checkpoint and returns. A run
     that is killed and resumed ends in the same weights as one that was not, bit for bit on a CPU;
     except in reinforcement learning, where the games begin anew.
@@ -83,7 +88,7 @@ def train(training: Training) -> bool:
             f"no training batch: the batch size of {training.loader.batch_size} is larger than "
             "the training set; choose a smaller --batch-size"
         )
-    step.count = load_checkpoint(training.run, step)
+    saved = step.count = load_checkpoint(training.run, step)
     is_first = rank() == 0
     with contextlib.ExitStack() as stack:
         interrupted = stack.enter_context(_interrupts())
@@ -107,6 +112,9 @@ def train(training: Training) -> bool:
                 result = step(inputs, targets)
                 values: dict[str, float] = {}
                 if step.count % training.log_every == 0 or step.count == training.total_steps:
+                    loss = float(sum_over_ranks(torch.stack(result.losses).sum()))
+                    if not math.isfinite(loss):
+                        raise _diverged(training, f"the loss is {loss}", saved)
                     values = _read(training.measure(result, targets))
                     values["learning_rate"] = training.learning_rate(step.count - 1)
                 if step.count % per_epoch == 0 and _is_due(training, epoch + 1):
@@ -118,9 +126,12 @@ def train(training: Training) -> bool:
                     log.append(step.count, {"epoch": epoch + 1, **values})
                 stops = _any_rank(interrupted, step.count % training.log_every == 0)
                 if stops or step.count % training.checkpoint_every == 0:
+                    _check_weights(training, saved)
                     save_checkpoint(training.run, step)
+                    saved = step.count
                 if stops:
                     return False
+    _check_weights(training, saved)
     save_checkpoint(training.run, step)
     return True
 
@@ -191,6 +202,23 @@ def _is_due(training: Training, epoch: int) -> bool:
 def _set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate
+
+
+def _check_weights(training: Training, saved: int) -> None:
+    """All ranks have the same weights, and so find the same."""
+    for name, parameter in training.step.model.named_parameters():
+        if not parameter.isfinite().all():
+            raise _diverged(training, f"{name} is not finite", saved)
+
+
+def _diverged(training: Training, what: str, saved: int) -> AnywidthError:
+    done = training.step.count
+    kept = f"; {training.run.folder} keeps the checkpoint of step {saved}" if saved else ""
+    return AnywidthError(
+        f"training has diverged: at step {done} {what}, with a learning rate of "
+        f"{training.learning_rate(done - 1):g}; start a new run with a lower --learning-rate, or "
+        f"with a longer warm-up{kept}"
+    )
 
 
 def _any_rank(interrupted: threading.Event, may_wait: bool) -> bool:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from agreement import convert
+from command_line import command
 from torch import Tensor, nn
 
 import anywidth as aw
+from anywidth._version import __version__
 from anywidth.convert import track_statistics
+from anywidth.recipes import TrainingConfig
+from anywidth.run import Run
+from anywidth.tasks.classification import ClassificationConfig
+from anywidth.tasks.super_resolution import SuperResolutionConfig
 
 
 def network(channels: int = 16) -> nn.Module:
@@ -214,3 +223,116 @@ def test_too_small_a_lattice(model: nn.Module) -> None:
 def test_configuration_from_something_else() -> None:
     with pytest.raises(aw.AnywidthError, match="expected a mapping"):
         aw.ChannelConfig.from_json([1, 2])
+
+
+# ---- the command line ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recipe", "option", "value", "expected"),
+    [
+        ("fashion_mnist_demo", "learning_rate", "-1", "a number above 0"),
+        ("fashion_mnist_demo", "learning_rate", "0", "a number above 0"),
+        ("fashion_mnist_demo", "momentum", "-1", "from 0 to below 1"),
+        ("fashion_mnist_demo", "momentum", "5", "from 0 to below 1"),
+        ("fashion_mnist_demo", "weight_decay", "-1", "at least 0"),
+        ("fashion_mnist_demo", "warmup_epochs", "-1", "at least 0"),
+        ("fashion_mnist_demo", "workers", "-1", "at least 0"),
+        ("fashion_mnist_demo", "calibration_samples", "-4", "at least 2"),
+        ("fashion_mnist_demo", "calibration_samples", "0", "at least 2"),
+        ("fashion_mnist_demo", "limit", "0", "at least 1"),
+        ("fashion_mnist_demo", "truth", "2", "from 0 to 1"),
+        ("fashion_mnist_demo", "switches", "0.5,0.5", "widths that differ"),
+        ("fashion_mnist_demo", "switches", "0.5,2", r"in \(0, 1\]"),
+        ("fashion_mnist_demo", "width", "0.25", "--method i"),
+        ("sr", "learning_rate", "-1", "a number above 0"),
+        ("sr", "warmup_steps", "-1", "at least 0"),
+        ("sr", "validation_pictures", "0", "at least 1"),
+        ("sr", "width", "0.75", "--method i"),
+        ("rl", "learning_rate", "-1", "a number above 0"),
+        ("rl", "discount", "2", "from 0 to 1"),
+        ("rl", "smoothing", "-1", "from 0 to 1"),
+        ("rl", "clip", "0", "a number above 0"),
+        ("rl", "gradient_clip", "0", "a number above 0"),
+        ("rl", "entropy_weight", "-1", "at least 0"),
+        ("rl", "width", "0.5", "--method i"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_before_there_is_a_run(
+    recipe: str, option: str, value: str, expected: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def create(*arguments: object) -> Run:
+        pytest.fail("a run was begun")
+
+    monkeypatch.setattr(Run, "create", create)
+    option_given = f"--{option.replace('_', '-')}={value}"
+    answer = command("train", recipe, option_given, "--out", tmp_path / "run")
+    assert answer.code == 2
+    (line,) = answer.errors.splitlines()
+    assert re.search(rf"^anywidth: {option}=.*{re.escape(value[:2])}.*{expected}", line)
+
+
+@pytest.mark.parametrize("config", [ClassificationConfig(), SuperResolutionConfig()])
+def test_every_number_has_a_range(config: TrainingConfig) -> None:
+    # The scale is checked with the pictures, which say more about it.
+    numbers = {
+        field.name: field
+        for field in dataclasses.fields(config)
+        if re.match("(tuple\\[)?(int|float)", str(field.type)) and field.name != "scale"
+    }
+    assert {name for name, field in numbers.items() if "range" not in field.metadata} == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("train", "--batch-size", "abc"), "--batch-size 'abc': expected a whole number"),
+        (("train", "--epochs", "1.5"), "--epochs '1.5': expected a whole number"),
+        (("train", "--epochs=1.5"), "--epochs '1.5': expected a whole number"),
+        (("study", "--minutes", "soon"), "--minutes 'soon': expected a number"),
+        (("spectrum",), "Missing argument 'RUN'. (see: anywidth spectrum --help)"),
+        (("trian",), "No such command 'trian'. Did you mean 'train'? (see: anywidth --help)"),
+    ],
+)
+def test_a_wrong_call_is_one_line(arguments: tuple[str, ...], said: str) -> None:
+    answer = command(*arguments)
+    assert answer == (2, "", f"anywidth: {said}\n")
+
+
+def test_version_and_help() -> None:
+    assert command("--version") == (0, f"anywidth {__version__}\n", "")
+    assert "--version" in command("--help").output
+    assert command() == command("--help")
+
+
+def test_show_lists_the_values_a_field_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anywidth.commands.train.console._width", 200)
+    shown = command("train", "--show").output
+    for allowed in ("us | s | i", "sandwich | random | min+random | max+random", "test | split",
+                    "exact | moving", "auto | float32 | bfloat16", "above 0"):  # fmt: skip
+        assert f"; {allowed}" in shown
+    assert "; none | l1 | l2" in command("train", "sr", "--show").output
+
+
+def test_a_resumed_run_may_skip_damaged_files_and_take_other_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[ClassificationConfig] = []
+
+    def train(config: ClassificationConfig, folder: Path, is_new: bool) -> bool:
+        seen.append(config)
+        return False
+
+    monkeypatch.setattr("anywidth.commands.train._train", train)
+    begun = ClassificationConfig(epochs=3, width=1.0, device="cpu")
+    Run.create(tmp_path / "run", begun)
+    options = ("--skip-corrupt", "--workers", "2")
+    answer = command("train", "--resume", tmp_path / "run", *options)
+    assert answer.code == 130
+    assert seen == [dataclasses.replace(begun, skip_corrupt=True, workers=2)]
+    go_on = f"anywidth train --resume {tmp_path / 'run'} --skip-corrupt=true --workers=2\n"
+    assert answer.output == f"Stopped. Go on with: {go_on}"
+    refused = command("train", "--resume", tmp_path / "run", "--skip-corrupt", "--low", "0.5")
+    assert refused.code == 2
+    assert "--workers and --skip-corrupt may change" in refused.errors

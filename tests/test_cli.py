@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import re
+import shutil
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -239,6 +240,78 @@ def test_a_finished_run_is_not_trained_again(i_net: Path) -> None:
     answer = succeed("train", "--resume", i_net, "--no-report")
     assert "finished already" in answer.output
     assert (i_net / "model.safetensors").read_bytes() == before
+
+
+def test_an_individual_network_goes_by_its_one_width(i_net: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "grey.png"
+    Image.new("L", (28, 28), 100).save(picture)
+    for given in ((), ("--widths", "0.5")):
+        answer = succeed("calibrate", i_net, *given, "--device", "cpu")
+        assert answer.output == "1 width calibrated: 0.5\n"
+        answer = succeed("spectrum", i_net, *given, "--no-latency", "--device", "cpu")
+        assert re.search(r"^ *0\.5 ", answer.output, re.MULTILINE)
+        assert [row["width"] for row in rows(i_net / "spectrum.csv")] == ["0.5"]
+    own, same = (
+        succeed("predict", i_net, picture, *given, "--device", "cpu")
+        for given in ((), ("--width", "0.5"))
+    )
+    assert own.output == same.output
+    for width in ("0.25", "1.0", "0.5,1.0"):
+        for name in ("calibrate", "spectrum"):
+            answer = command(name, i_net, "--widths", width, "--device", "cpu")
+            assert_refused(answer, f"{i_net} was trained at width 0.5 alone", "train a US-Net")
+    for width in ("0.25", "1.0"):
+        answer = command("predict", i_net, picture, "--width", width, "--device", "cpu")
+        assert_refused(answer, f"width {width}: {i_net} was trained at width 0.5 alone")
+
+
+def test_the_report_of_an_individual_network_has_one_curve_and_its_width(i_net: Path) -> None:
+    columns = (i_net / "metrics.csv").read_text().splitlines()[0].split(",")
+    assert "loss_max" in columns
+    assert not [name for name in columns if name.endswith("_min")]
+    succeed("spectrum", i_net, "--no-latency", "--device", "cpu")
+    succeed("report", i_net, "--device", "cpu")
+    page = (i_net / "report.html").read_text()
+    assert "widest" not in page
+    assert "narrowest" not in page
+    assert re.search(r"width  multiply-adds\n0\.5    [\d,]+</pre>", page)
+
+
+def test_the_control_is_an_individual_network_of_full_width(folder: Path) -> None:
+    run = folder / "control"
+    options = ("--method=i", "--epochs", "1", "--no-report", "--out", run)
+    succeed("train", *TINY_RUN, *options)
+    succeed("spectrum", run, "--widths", "0.5,1.0", "--no-latency", "--device", "cpu")
+    assert [row["width"] for row in rows(run / "spectrum.csv")] == ["0.5", "1.0"]
+
+
+def test_a_narrower_spectrum_says_what_it_replaces(folder: Path) -> None:
+    run = folder / "twice"
+    succeed("train", *TINY_RUN, "--epochs", "1", "--no-report", "--out", run)
+    first, less, again, more = (
+        succeed("spectrum", run, "--widths", widths, "--no-latency", "--device", "cpu").output
+        for widths in ("0.25,0.5,1.0", "0.5", "0.5", "0.5,1.0")
+    )
+    assert "They take the place of an earlier spectrum of 3 widths." in less
+    for output in (first, again, more):
+        assert "earlier" not in output
+    (run / "spectrum.json").write_text("damaged")
+    succeed("spectrum", run, "--widths", "1.0", "--no-latency", "--device", "cpu")
+    assert "written over" in " ".join(succeed("spectrum", "--help").output.split())
+
+
+def test_paths_are_printed_whole_in_narrow_terminals(
+    us_net: Path, s_net: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    odd = tmp_path / "a [bold] name of some length, as folders have them"
+    shutil.copytree(us_net, odd)
+    lines = f"Written: {odd / 'spectrum.csv'} and plots in {odd / 'plots'}\n"
+    options = ("--widths", "0.25,1.0", "--no-latency", "--device", "cpu")
+    assert lines in succeed("spectrum", odd, *options).output
+    assert succeed("report", odd, "--device", "cpu").output == f"Report: {odd / 'report.html'}\n"
+    plot = odd / "both.svg"
+    assert f"Written: {plot}\n" in succeed("compare", odd, s_net, "--out", plot).output
 
 
 def test_show_and_list_start_nothing(tmp_path: Path) -> None:

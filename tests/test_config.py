@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anywidth.config import describe, from_json, override, to_json
+from anywidth.config import (
+    Range,
+    about,
+    check_ranges,
+    describe,
+    from_json,
+    override,
+    to_json,
+)
 from anywidth.errors import AnywidthError
 
 
@@ -63,11 +71,11 @@ def test_described_values_are_what_override_takes(recipe: Recipe) -> None:
 
 def test_describe_gives_type_and_help() -> None:
     rows = {row.name: row for row in describe(Recipe())}
-    assert rows["epochs"] == ("epochs", "int", "10", "passes over the training images")
+    assert rows["epochs"] == ("epochs", "int", "10", "passes over the training images", "")
     assert rows["widths"][1:3] == ("float,...", "0.25,1.0")
     assert rows["image_size"].type == "int,int"
     assert rows["limit"][1:3] == ("int or none", "none")
-    assert rows["rule"].type == "sandwich | random"
+    assert rows["rule"].type == rows["rule"].allowed == "sandwich | random"
     assert rows["nesterov"].value == "true"
 
 
@@ -186,3 +194,56 @@ def test_a_class_that_cannot_be_stored_is_refused() -> None:
         to_json(Nested())
     with pytest.raises(AnywidthError, match="is not a task's configuration"):
         to_json(Unnamed())  # type: ignore[arg-type]
+
+
+# ---- ranges --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Limited:
+    task: ClassVar[str] = "classification"
+    version: ClassVar[int] = 1
+
+    count: int = field(default=1, metadata=about("of images", at_least=1))
+    rate: float = field(default=0.1, metadata=about("of learning", above=0))
+    share: float = field(default=0.0, metadata=about("of truth", at_least=0, at_most=1))
+    momentum: float = field(default=0.9, metadata=about("of SGD", at_least=0, below=1))
+    widths: tuple[float, ...] = field(
+        default=(0.5, 1.0), metadata=about("trained", above=0, at_most=1)
+    )
+    limit: int | None = field(default=None, metadata=about("of images", at_least=2))
+    name: str = field(default="net", metadata=about("of the network"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("count", 0, "count=0: expected at least 1"),
+        ("rate", 0.0, "rate=0.0: expected a number above 0"),
+        ("rate", -1.0, "rate=-1.0: expected a number above 0"),
+        ("share", 1.5, "share=1.5: expected a share from 0 to 1"),
+        ("share", -0.5, "share=-0.5: expected a share from 0 to 1"),
+        ("momentum", 1.0, "momentum=1.0: expected a share from 0 to below 1"),
+        ("widths", (0.5, 2.0), "widths=(0.5, 2.0): expected numbers in (0, 1]"),
+        ("widths", (0.0,), "widths=(0.0,): expected numbers in (0, 1]"),
+        ("limit", 1, "limit=1: expected at least 2"),
+    ],
+)
+def test_a_number_out_of_range_is_named(name: str, value: object, message: str) -> None:
+    config = replace(Limited(), **{name: value})  # type: ignore[arg-type]
+    with pytest.raises(AnywidthError) as error:
+        check_ranges(config)
+    assert str(error.value) == message
+    # A run that was begun before there was a limit can still be read.
+    assert from_json(Limited, to_json(config)) == config
+
+
+def test_numbers_at_the_limits_are_in_range() -> None:
+    check_ranges(Limited())
+    check_ranges(Limited(count=1, rate=1e-9, share=1.0, momentum=0.0, widths=(1.0,), limit=2))
+    check_ranges(Limited(widths=()))
+    assert [row.allowed for row in describe(Limited())] == [
+        "at least 1", "above 0", "from 0 to 1", "from 0 to below 1", "in (0, 1]", "at least 2", "",
+    ]  # fmt: skip
+    assert 0.5 in Range(above=0, below=1)
+    assert about("text") == {"help": "text"}

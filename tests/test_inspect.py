@@ -124,9 +124,9 @@ def test_an_error_is_one_line_and_exit_code_two(arguments: list[str], message: s
     assert code == 2
     assert out == ""
     last = err.splitlines()[-1]
-    assert last.startswith("error: ")
+    assert last.startswith("anywidth: ")
     assert message in last
-    assert sum(line.startswith("error") for line in err.splitlines()) == 1
+    assert sum(line.startswith("anywidth:") for line in err.splitlines()) == 1
     assert "Traceback" not in err
 
 

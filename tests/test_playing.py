@@ -321,3 +321,37 @@ def test_play_refuses_what_it_cannot_do(run: Path, tmp_path: Path) -> None:
     answer = command("play", other, "--out", tmp_path / "game.gif")
     assert answer.code == 2
     assert "plays nothing; train one with: anywidth train rl" in answer.errors
+
+
+@pytest.fixture(scope="module")
+def individual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished I-Net of width 0.25, untrained, in a folder whose name looks like markup."""
+    from anywidth.tasks.policies import build_model
+    from anywidth.tasks.reinforcement import ReinforcementConfig
+
+    config = ReinforcementConfig(environment=GAME, device="cpu", method="i", width=0.25)
+    folder = tmp_path_factory.mktemp("play") / "a [bold] name of some length, as folders have them"
+    model = build_model(config, 3, (4, 10, 10))
+    state = {"actions": 3, "observation_shape": [4, 10, 10]}
+    Run.create(folder, config).save_final({"model": model.state_dict()}, {"steps": 0, **state})
+    return folder
+
+
+@pytest.mark.parametrize("options", [(), ("--width", 0.25)])
+def test_an_individual_network_plays_at_its_one_width(
+    individual: Path, options: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    target = individual / "game.gif"
+    answer = command("play", individual, *options, "--out", target, "--device", "cpu")
+    assert answer.code == 0, answer.errors
+    assert answer.output.endswith(f"steps at width 0.25. Written: {target}\n")
+
+
+@pytest.mark.parametrize("width", [0.5, 1.0])
+def test_an_individual_network_plays_at_no_other_width(individual: Path, width: float) -> None:
+    answer = command("play", individual, "--width", width, "--out", individual / "other.gif")
+    assert answer.code == 2
+    (line,) = answer.errors.splitlines()
+    assert f"width {width}: {individual} was trained at width 0.25 alone" in line
+    assert not (individual / "other.gif").exists()

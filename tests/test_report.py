@@ -209,3 +209,13 @@ def test_bad_parts_are_named_and_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(AnywidthError, match="no metric 'psnr'"):
         write_report(path, title="t", run_summary={}, spectrum=US, metric="psnr")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_width_is_one_width(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    for points, said in (
+        ((point(0.25, 11.0),), "1width from one"),
+        (US.points, "3widths from one"),
+    ):
+        write_report(path, title="t", run_summary={}, spectrum=Spectrum("net", points, "i"))
+        assert said in Page(path.read_text()).text

@@ -1,8 +1,10 @@
 """A run survives being killed at any point, and what is damaged is refused by name."""
 
+import errno
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -182,39 +184,67 @@ def exchange_for_another_step(path: Path) -> None:
     ids=["empty", "cut at 2 %", "cut at 50 %", "cut at 99 %", "bit flipped", "removed"],
 )
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
-    tmp_path: Path, file: str, damage: Callable[[Path], object]
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    file: str,
+    damage: Callable[[Path], object],
 ) -> None:
     run_with(tmp_path, 10, 20)
     damage(tmp_path / "checkpoints" / "step-000000020" / file)
     run = Run.open(tmp_path, writing=True)
-    with pytest.warns(UserWarning, match=rf"step-000000020/{file}: .*going back to step 10"):
+    for _ in range(2):
         assert_is_step(run, 10)
+    assert one_line(caplog, rf"step-000000020/{file}: .*going back to step 10")
     run.save_checkpoint(15, tensors_at(15), {"epoch": 1})
     assert names(run) == ["step-000000010", "step-000000015"]
     assert_is_step(Run.open(tmp_path), 15)
 
 
-def test_a_whole_file_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
+def one_line(caplog: pytest.LogCaptureFixture, words: str) -> bool:
+    """Whether one line alone was logged, and says this."""
+    (line,) = caplog.messages
+    return "\n" not in line and re.search(words, line) is not None
+
+
+def test_what_is_said_of_a_damaged_checkpoint_is_one_plain_line(tmp_path: Path) -> None:
+    run_with(tmp_path, 10, 20)
+    flip_a_bit(tmp_path / "checkpoints" / "step-000000020" / "model.safetensors")
+    script = "import sys; from anywidth.run import Run; Run.open(sys.argv[1]).load_checkpoint()"
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True
+    )
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("damaged checkpoint refused: ")
+    assert "run.py" not in line
+
+
+def test_a_whole_file_of_another_checkpoint_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run = run_with(tmp_path, 10, 20)
     exchange_for_another_step(tmp_path / "checkpoints" / "step-000000020" / "model.safetensors")
-    with pytest.warns(UserWarning, match=r"model\.safetensors: its content does not fit"):
-        assert_is_step(run, 10)
+    assert_is_step(run, 10)
+    assert one_line(caplog, r"model\.safetensors: its content does not fit")
 
 
-def test_a_counter_changed_in_a_manifest_is_refused(tmp_path: Path) -> None:
+def test_a_counter_changed_in_a_manifest_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run = run_with(tmp_path, 10, 20)
     path = tmp_path / "checkpoints" / "step-000000020" / "manifest.json"
     path.write_text(path.read_text().replace('"epoch": 2', '"epoch": 3'))
-    with pytest.warns(UserWarning, match=r"manifest\.json: its content does not fit"):
-        assert_is_step(run, 10)
+    assert_is_step(run, 10)
+    assert one_line(caplog, r"manifest\.json: its content does not fit")
 
 
-def test_a_manifest_of_another_layout_is_refused(tmp_path: Path) -> None:
+def test_a_manifest_of_another_layout_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run = run_with(tmp_path, 10, 20)
     path = tmp_path / "checkpoints" / "step-000000020" / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2}))
-    with pytest.warns(UserWarning, match=r"manifest\.json: layout version 2"):
-        assert_is_step(run, 10)
+    assert_is_step(run, 10)
+    assert one_line(caplog, r"manifest\.json: layout version 2")
 
 
 def test_if_all_are_damaged_each_is_listed(tmp_path: Path) -> None:
@@ -249,6 +279,53 @@ def test_the_finished_network_comes_before_checkpoints(tmp_path: Path) -> None:
     assert reader.load_part("statistics")[1] == {"widths": "[0.5]"}
     with pytest.raises(AnywidthError, match="no part 'optimizer'; it has model, statistics"):
         reader.load_part("optimizer")
+
+
+@pytest.mark.parametrize("part", ["model", "statistics"])
+def test_a_damaged_finished_run_says_what_is_missing_and_how_to_mend_it(
+    tmp_path: Path, part: str
+) -> None:
+    run = run_with(tmp_path)
+    run.save_final({"model": tensors_at(12)["model"], "statistics": {}}, {"epoch": 3})
+    path = tmp_path / f"{part}.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    with pytest.raises(AnywidthError, match=r"truncated.* the finished run is damaged; restore it"):
+        run.load_part(part)
+    path.unlink()
+    with pytest.raises(AnywidthError) as error:
+        run.load_part(part)
+    assert str(error.value) == (
+        f"{path} is missing: the finished run is damaged; restore it from a copy, or train again "
+        "with another --out"
+    )
+    path.mkdir()
+    with pytest.raises(AnywidthError, match=r"cannot be read \(Is a directory\): the finished run"):
+        run.load_part(part)
+    run.save_checkpoint(12, tensors_at(12), {"epoch": 3})
+    with pytest.raises(AnywidthError, match=rf"move {path} away, remove .*finished\.json, then"):
+        run.load_part(part)
+    path.rmdir()
+    resume = rf"checkpoint: remove .*finished\.json, then `anywidth train --resume {tmp_path}`"
+    with pytest.raises(AnywidthError, match=resume):
+        run.load_part(part)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_named_as_it_would_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_with(tmp_path, 10)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("anywidth.files.os.fsync", full)
+    monkeypatch.setattr("anywidth.run.sync_folder", lambda folder: None)
+    with pytest.raises(AnywidthError) as error:
+        run.save_checkpoint(20, tensors_at(20), {})
+    path = tmp_path / "checkpoints" / "step-000000020" / "model.safetensors"
+    assert str(error.value) == f"{path}: cannot be written (No space left on device)"
+    assert names(run) == ["step-000000010"]
 
 
 # Runs in its own interpreter. Each round forks a process that opens the run, resumes and saves,
@@ -352,6 +429,7 @@ def test_a_kill_at_any_moment_costs_at_most_the_steps_since_the_last_checkpoint(
     )
     shutil.rmtree(root)
     assert result.returncode == 0, result.stderr
+    assert "damaged" not in result.stderr
     words = result.stdout.split()
     assert int(words[2]) > 40, result.stdout
     assert int(words[-1]) >= 12, result.stdout

@@ -39,8 +39,9 @@ from anywidth.studies.paper import paper_errors
 from anywidth.studies.parts import Study
 from anywidth.studies.processes import work_through
 from anywidth.studies.recipes import DATA, study_recipe
+from anywidth.studies.reporting import facts_of, write_study
 from anywidth.studies.tables import collect
-from anywidth.studies.trainings import Job, jobs_of, read_measurement
+from anywidth.studies.trainings import Job, jobs_of, read_class_count, read_measurement
 from anywidth.tasks.classification import open_trained
 
 TABLE = (0.25, 0.5, 0.75, 1.0)
@@ -161,6 +162,35 @@ def test_more_images_than_there_are_means_all(measured: Path) -> None:
     assert errors["moving over all"] == pytest.approx(errors["exact over all"], rel=0.2)
 
 
+def test_the_page_counts_the_images_that_there_were(measured: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(measured, tmp_path / "study", ignore=shutil.ignore_patterns("*.safe*"))
+    study = study_named("bn-statistics")
+    jobs = tiny_jobs(study, copy)
+    expected = (
+        "*moving over all*: moving averages over 200 training images; "
+        "*exact over all*: exact averages over 200 training images; "
+        "*exact over 1k*: exact averages over 200 training images, all there are of 1000 asked "
+        "for; *exact over 2k*: exact averages over 200 training images, all there are of 2000 "
+        "asked for"
+    )
+    assert facts_of(study, jobs, 1, "")["statistics"] == expected
+    page, _ = write_study(study, jobs, 1, copy, "")
+    assert f"- statistics: {expected}\n" in page.read_text()
+    sliced = study_named("naturally-slimmable")
+    one = facts_of(sliced, tiny_jobs(sliced, copy), 1, "")["statistics"]
+    assert one == "exact averages over 100 training images"
+    for path in copy.glob("runs/*/measurements/*.json"):  # as an older version wrote them
+        data = json.loads(path.read_text())
+        del data["images"]
+        path.write_text(json.dumps(data))
+    assert facts_of(study, jobs, 1, "")["statistics"] == expected
+
+
+def test_findings_know_how_many_classes_there_were(measured: Path) -> None:
+    (job,) = tiny_jobs(study_named("bn-statistics"), measured)
+    assert read_class_count(job) == 10
+
+
 def test_trainings_of_an_older_version_are_taken(measured: Path, tmp_path: Path) -> None:
     """Their configuration lacks the fields that came later, which have their defaults then."""
     copy = shutil.copytree(measured, tmp_path / "study", ignore=shutil.ignore_patterns("*.safe*"))
@@ -234,6 +264,8 @@ def test_weights_that_are_gone_are_named(measured: Path, tmp_path: Path) -> None
         (("main", "--set", "epochs"), ["'epochs'", "FIELD=VALUE"]),
         (("main", "--set", "epoch=3"), ["no field 'epoch'", "epochs"]),
         (("main", "--only", "resnet"), ["--only 'resnet'", "mobilenet_v1-us-seed-0"]),
+        (("main", "--epochs", "0"), ["anywidth: epochs=0: expected at least 1"]),
+        (("main", "--set", "label_smoothing=1"), ["anywidth: label_smoothing=1.0: expected"]),
     ],
 )
 def test_wrong_options_are_named(
@@ -243,6 +275,32 @@ def test_wrong_options_are_named(
     assert answer.code == 2
     for word in words:
         assert word in answer.errors
+    assert not (tmp_path / "out").exists()  # nothing was begun
+
+
+@pytest.mark.parametrize("name", ["main", "super-resolution"])
+def test_a_file_is_no_folder_of_results(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parent.parent)  # where the benchmarks' records are
+    (tmp_path / "shirt.png").write_bytes(b"")
+    answer = command("study", name, "--out", tmp_path / "shirt.png", "--parallel", "2")
+    assert answer.code == 2
+    (line,) = answer.errors.splitlines()
+    assert line.startswith(f"anywidth: {tmp_path / 'shirt.png'}: cannot hold results (it is a file")
+    assert answer.output == ""
+
+
+def test_a_process_that_cannot_write_its_log_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "logs").write_bytes(b"")
+    jobs = tiny_jobs(study_named("bn-statistics"), tmp_path)
+    with pytest.raises(
+        aw.AnywidthError, match=r"us-seed-0\.txt: cannot be written \(File exists\)"
+    ):
+        work_through(jobs, parallel=2, report=lambda line: None)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_the_list_names_every_study() -> None:

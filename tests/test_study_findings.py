@@ -18,6 +18,7 @@ from anywidth.studies.findings import V1, excess_error
 from anywidth.studies.gathered import (
     GATHERED,
     Row,
+    _spectra,
     gather,
     reinforcement_findings,
     rows_of,
@@ -140,6 +141,26 @@ def test_findings_follow_the_numbers(name: str) -> None:
         assert [finding.verdict for finding in found] == [verdict] * len(found), found
 
 
+@pytest.mark.parametrize("name", AS_IN_THE_PAPER)
+def test_networks_that_learned_nothing_prove_nothing(name: str) -> None:
+    study = study_named(name)
+    labels = [setting.label for setting in study.settings]
+    guessing = results_of({label: [89.5] for label in labels})
+    found = study.find(Results(guessing.spectra, {}, classes=10))
+    assert [finding.verdict for finding in found] == [Verdict.OPEN] * len(found)
+    assert all("no better than guessing" in finding.text for finding in found)
+    # The same numbers are no guesses among 100 classes.
+    found = study.find(Results(guessing.spectra, {}, classes=100))
+    assert Verdict.OPEN not in {finding.verdict for finding in found}
+
+
+def test_one_network_at_chance_is_worse_than_one_that_learned() -> None:
+    results = results_of({"one": [60.0], "other": [90.0]})
+    results = Results(results.spectra, {}, classes=10)
+    assert compare("", results, V1, "one", "other", TABLE).verdict is Verdict.HOLDS
+    assert compare("", results, V1, "other", "one", TABLE).verdict is Verdict.FAILS
+
+
 def test_findings_of_the_main_table_follow_the_numbers() -> None:
     for error, verdict in ((9.0, Verdict.HOLDS), (11.0, Verdict.FAILS)):
         levels = {"I-Net": [10.0], "S-Net": [10.0], "US-Net": [error]}
@@ -257,6 +278,12 @@ def test_reinforcement_findings_follow_the_numbers() -> None:
     assert "9.0 against 5.0" in found[0].text
 
 
+def test_a_sliced_network_is_drawn_as_a_control() -> None:
+    names = ("US-Net", "I-Net", "I-Net 1.0, sliced")
+    spectra = _spectra(rows({(name, 0.5): 1.0 for name in names}, "score"))
+    assert [one.kind for one in spectra] == ["us", "i", "control"]
+
+
 def test_records_of_both_benchmarks_are_read(tmp_path: Path) -> None:
     costs = {"multiply_adds": 100, "parameters": 10}
     nested = {"network": "i-0.5", "width": 0.5, "channels": 8, **costs, "metrics": {"psnr": 35.0}}
@@ -275,8 +302,13 @@ def test_a_benchmarks_record_becomes_a_page(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     study = next(one for one in GATHERED if one.name == "super-resolution")
-    with pytest.raises(aw.AnywidthError, match=r"python -m benchmarks\.super_resolution.*--out"):
-        gather(study, tmp_path)
+    with pytest.raises(aw.AnywidthError, match=r"python -m benchmarks\.super_resolution") as error:
+        gather(study, Path("out"))
+    file = "super_resolution.json"
+    for place in (f"out/super_resolution/{file}", f"benchmarks/results/{file}"):
+        assert str(tmp_path / place) in str(error.value)
+    assert "in a clone of the repository" in str(error.value)
+    assert str(error.value).endswith(f"--out {tmp_path / 'out' / 'super_resolution'}")
     values = {("bicubic", 1.0): 30.0, ("i-1.0", 1.0): 36.0, ("us", 0.5): 35.0, ("us", 1.0): 36.1}
     lines = [vars(row) for row in rows(values, "psnr")]
     lines[0] |= {"width": None, "multiply_adds": None, "parameters": None}

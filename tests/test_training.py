@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from command_line import TINY_RUN, anywidth, start, wait_for_step
+from command_line import TINY_RUN, anywidth, command, start, wait_for_step
 from tiny_networks import converted, images_and_labels
 from torch import Tensor
 
 import anywidth as aw
+import anywidth.training as anywidth_training
 from anywidth.run import Run
 from anywidth.step import StepResult
 from anywidth.tasks.classification import ClassificationConfig
@@ -203,6 +204,98 @@ def test_a_second_interrupt_stops_at_once(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         train(work)
     assert work.step.count == 0
+
+
+def test_a_loss_that_is_not_finite_ends_training_and_no_checkpoint_holds_it(tmp_path: Path) -> None:
+    work = training(tmp_path / "run", log_every=4, checkpoint_every=1)
+    work.learning_rate = lambda number: 0.1 if number < 2 else 1e30
+    with pytest.raises(aw.AnywidthError) as error:
+        train(work)
+    said = str(error.value)
+    assert "diverged: at step 4 " in said
+    assert "learning rate of 1e+30" in said
+    assert "a lower --learning-rate" in said
+    kept = newest_checkpoint(tmp_path / "run")
+    assert f"step {int(kept.name[-9:])}" in said
+    weights = Run.open(tmp_path / "run").load_checkpoint()
+    assert weights is not None
+    assert all(tensor.isfinite().all() for tensor in weights.tensors["model"].values())
+    # The last good one: after the step that made the weights too large they were finite still.
+    assert (kept.parent / "step-000000002").is_dir()
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
+    work = training(tmp_path / "run", log_every=100, checkpoint_every=2)
+    weight = next(work.step.model.parameters())
+
+    def spoil() -> None:
+        if work.step.count == 3 and weight.grad is not None:
+            weight.grad.fill_(torch.nan)
+
+    work.step.after_backward = spoil
+    with pytest.raises(aw.AnywidthError, match=r"at step 4 .* is not finite.*checkpoint of step 2"):
+        train(work)
+    assert newest_checkpoint(tmp_path / "run").name == "step-000000002"
+
+
+def test_the_loss_is_read_with_the_metrics_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = training(tmp_path / "run", log_every=6)
+    read: list[int] = []
+    summed = anywidth_training.sum_over_ranks
+    monkeypatch.setattr(
+        anywidth_training, "sum_over_ranks", lambda t: read.append(work.step.count) or summed(t)
+    )
+    assert train(work)
+    assert read == [6, 12]
+
+
+# ---- an interrupt outside of the steps -----------------------------------------------------------
+
+
+def interrupt(*arguments: object, **options: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["anywidth.tasks.classification.load_data", "anywidth.commands.train.finish"],
+)
+def test_an_interrupt_says_how_to_go_on(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "my [bold] runs of a name that is rather long for a line of eighty columns"
+    with monkeypatch.context() as patch:
+        patch.setattr(place, interrupt)
+        answer = command("train", *TINY_RUN, "--epochs", "1", "--out", run)
+    assert answer.code == 130
+    assert "Traceback" not in answer.errors
+    assert answer.output.splitlines()[-1] == (
+        f"Stopped. Go on with: anywidth train --resume '{run}'"
+    )
+    assert command("train", "--resume", run, "--no-report").code == 0
+
+
+def test_an_interrupt_without_a_run_says_so_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anywidth.commands.train.start_processes", interrupt)
+    answer = command("train", *TINY_RUN, "--out", tmp_path / "run")
+    assert answer == (130, "", "Stopped.\n")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_failure_before_the_first_step_leaves_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("anywidth.tasks.classification.load_data", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        command("train", *TINY_RUN, "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", ["log_every", "validate_every", "checkpoint_every"])

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from command_line import command
 from PIL import Image
 
 import anywidth as aw
@@ -189,3 +190,72 @@ def test_the_image_itself_is_not_overwritten(upscale, capsys, tmp_path: Path) ->
     code, _ = upscale(photo(), "--out", tmp_path / "picture.png")
     assert code == 2
     assert "is the image itself" in capsys.readouterr().err
+
+
+# ---- one width alone -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def individual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished I-Net of width 0.5, untrained, in a folder whose name looks like markup."""
+    config = SuperResolutionConfig(channels=4, blocks=1, device="cpu", method="i", width=0.5)
+    folder = tmp_path_factory.mktemp("one") / "a [bold] name of some length, as folders have them"
+    model = build_model(config)
+    statistics, metadata = statistics_to_tensors(model)
+    Run.create(folder, config).save_final(
+        {"model": model.state_dict(), "statistics": statistics},
+        {"steps": 0},
+        metadata={"statistics": metadata},
+    )
+    photo().save(folder / "picture.png")
+    return folder
+
+
+@pytest.mark.parametrize("options", [(), ("--width", 0.5)])
+def test_an_individual_network_upscales_at_its_one_width(
+    individual: Path, options: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    answer = command("upscale", individual, individual / "picture.png", *options, "--device", "cpu")
+    assert answer.code == 0, answer.errors
+    target = individual / "picture-x2.png"
+    assert answer.output == f"Written: {target}, 74x46 at width 0.5\n"
+    trained = open_trained(individual, "cpu", with_data=False)
+    assert trained.model.head.out_channels == 2
+
+
+@pytest.mark.parametrize("width", [0.75, 1.0])
+def test_an_individual_network_upscales_at_no_other_width(individual: Path, width: float) -> None:
+    target = individual / "other.png"
+    picture = individual / "picture.png"
+    answer = command("upscale", individual, picture, "--width", width, "--out", target)
+    assert answer.code == 2
+    (line,) = answer.errors.splitlines()
+    assert f"width {width}: {individual} was trained at width 0.5 alone" in line
+    assert not target.exists()
+
+
+def test_the_default_is_the_widest_there_is(tmp_path: Path) -> None:
+    config = SuperResolutionConfig(channels=4, blocks=1, device="cpu", high=0.75)
+    model = build_model(config)
+    statistics, metadata = statistics_to_tensors(model)
+    Run.create(tmp_path / "run", config).save_final(
+        {"model": model.state_dict(), "statistics": statistics},
+        {"steps": 0},
+        metadata={"statistics": metadata},
+    )
+    photo().save(tmp_path / "picture.png")
+    answer = command("upscale", tmp_path / "run", tmp_path / "picture.png", "--device", "cpu")
+    assert answer.code == 0, answer.errors
+    assert "at width 0.75" in answer.output
+
+
+def test_an_individual_network_logs_under_its_one_width(tmp_path: Path) -> None:
+    small = ("--channels", 4, "--blocks", 1, "--patch", 12, "--epochs", 1, "--steps-per-epoch", 2)
+    one = ("--method", "i", "--width", 0.5, "--log-every", 1, "--validation-pictures", 1)
+    out = ("--out", tmp_path / "run", "--device", "cpu", "--no-report")
+    answer = command("train", "sr", *small, *one, *out)
+    assert answer.code == 0, answer.errors
+    columns = (tmp_path / "run" / "metrics.csv").read_text().splitlines()[0].split(",")
+    assert {"loss/0.5", "validation_psnr/0.5"} <= set(columns)
+    assert not [name for name in columns if name.endswith("/1.0")]

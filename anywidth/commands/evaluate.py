@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,14 +15,18 @@ from anywidth.commands.tasks import open_trained, task_of
 from anywidth.errors import AnywidthError
 from anywidth.plots import plot_spectra
 from anywidth.results import (
+    Trained,
     has_statistics,
+    network_widths,
     run_report,
     run_spectrum,
     saved_spectra,
+    saved_spectrum,
+    shown_width,
     widths_to_calibrate,
 )
 from anywidth.run import Run
-from anywidth.spectra import comparison_table, parse_widths, spectrum_table
+from anywidth.spectra import Spectrum, comparison_table, parse_widths, spectrum_table
 
 console = Console()
 
@@ -46,13 +52,14 @@ def calibrate(
       anywidth calibrate runs/demo --widths 0.25:1.0:0.025 --samples 1000
     """
     if not has_statistics(open_trained(run, device, with_data=False).model):
-        console.print("This network has no batch norm: every width can be run as it is.")
+        _say("This network has no batch norm: every width can be run as it is.")
         return
     trained = open_trained(run, device, data_dir=data_dir)
-    chosen = parse_widths(widths) if widths else trained.widths
-    with console.status(f"Calibrating {len(chosen)} widths"):
+    chosen = _chosen(trained, widths)
+    with console.status(f"Calibrating {_counted(chosen)}"):
         trained.calibrate(chosen, samples, method)
-    console.print(f"{len(chosen)} widths calibrated: {', '.join(map(str, chosen))}")
+    shown = ", ".join(str(shown_width(trained, width)) for width in chosen)
+    _say(f"{_counted(chosen)} calibrated: {shown}")
 
 
 def spectrum(
@@ -65,25 +72,36 @@ def spectrum(
 ) -> None:
     """Evaluate a trained network at many widths: a table, spectrum.csv and plots.
 
-    If one of the widths has no batch-norm statistics, all are calibrated first.
+    If one of the widths has no batch-norm statistics, all are calibrated first. The files hold
+    the widths of this call alone: those of an earlier one are written over.
 
     Example:
 
       anywidth spectrum runs/demo --widths 0.25:1.0:0.025
     """
     trained = open_trained(run, device, data_dir=data_dir, eval_dir=eval_dir)
-    chosen = parse_widths(widths) if widths else trained.widths
+    chosen = _chosen(trained, widths)
     if needed := widths_to_calibrate(trained, chosen):
-        with console.status(f"Calibrating {len(needed)} widths"):
+        with console.status(f"Calibrating {_counted(needed)}"):
             trained.calibrate(needed)
-    console.print(spectrum_table(run_spectrum(trained, chosen, latency)))
-    console.print(f"Written: {run / 'spectrum.csv'} and plots in {run / 'plots'}")
+    before = _earlier(trained.run)
+    found = run_spectrum(trained, chosen, latency)
+    console.print(spectrum_table(found))
+    _say(f"Written: {run / 'spectrum.csv'} and plots in {run / 'plots'}")
+    if before is not None and not _widths(before) <= _widths(found):
+        _say(f"They take the place of an earlier spectrum of {_counted(before.points)}.")
 
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs with a spectrum.")],
     out: Annotated[Path, typer.Option(help="The plot: .png or .svg.")] = Path("comparison.png"),
-    metric: Annotated[str | None, typer.Option(help="Which metric to draw.")] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="Which metric to draw: top1_error, top5_error or loss; psnr or ssim; score or "
+            "greedy_score. If not given, the first of its task."
+        ),
+    ] = None,
 ) -> None:
     """Put the spectra of several runs (US-, S- and I-Nets) into one table and one plot.
 
@@ -98,10 +116,12 @@ def compare(
         raise AnywidthError("compare needs at least two runs")
     if not out.parent.is_dir():
         raise AnywidthError(f"--out {out}: there is no folder {out.parent}")
+    if out.suffix.lower() not in (".png", ".svg"):
+        raise AnywidthError(f"--out {out}: expected a name that ends in .png or .svg")
     spectra = saved_spectra([Run.open(folder) for folder in runs])
     console.print(comparison_table(spectra, metric))
     plot_spectra(spectra, out, metric)
-    console.print(f"Written: {out}")
+    _say(f"Written: {out}")
 
 
 def report(
@@ -124,4 +144,28 @@ def report(
     task = task_of(run)
     trained = open_trained(run, device, task.sections_need_data, data_dir, eval_dir)
     baselines = [Run.open(folder) for folder in baseline or []]
-    console.print(f"Report: {run_report(trained, baselines, task.sections(trained))}")
+    _say(f"Report: {run_report(trained, baselines, task.sections(trained))}")
+
+
+def _chosen(trained: Trained, widths: str | None) -> list[float]:
+    """The network's widths that an option asks for."""
+    return network_widths(trained, parse_widths(widths) if widths else None)
+
+
+def _counted(widths: Sequence[object]) -> str:
+    return "1 width" if len(widths) == 1 else f"{len(widths)} widths"
+
+
+def _earlier(run: Run) -> Spectrum | None:
+    """The spectrum there is already; a damaged one is none."""
+    with contextlib.suppress(AnywidthError):
+        return saved_spectrum(run)
+    return None
+
+
+def _widths(found: Spectrum) -> set[float | None]:
+    return {point.width for point in found.points}
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

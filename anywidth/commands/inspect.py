@@ -73,7 +73,7 @@ def inspect(
         plan = _plan(spec, shape, width_range, verify)
         costs = [(width, macs(plan, width), parameter_count(plan, width)) for width in chosen]
     except AnywidthError as error:
-        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+        typer.echo(f"anywidth: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(2) from error
     if as_json:
         typer.echo(json.dumps(_to_json(spec, shape, plan, verify, costs), indent=2))

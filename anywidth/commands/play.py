@@ -11,6 +11,7 @@ from rich.console import Console
 from anywidth.convert import at_width
 from anywidth.environments.recording import check_video_path, save_recording
 from anywidth.errors import AnywidthError
+from anywidth.results import network_width, shown_width
 from anywidth.run import Run
 from anywidth.tasks import reinforcement
 from anywidth.tasks.playing import MOST_RECORDED, record_game
@@ -20,7 +21,9 @@ console = Console()
 
 def play(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run of rl.")],
-    width: Annotated[float, typer.Option(help="The width to play at.")] = 1.0,
+    width: Annotated[
+        float | None, typer.Option(help="The width to play at; the widest if not given.")
+    ] = None,
     out: Annotated[
         Path, typer.Option("--out", "--video", help="What to write: .gif, or .mp4 with ffmpeg.")
     ] = Path("game.gif"),
@@ -46,7 +49,9 @@ def play(
         )
     check_video_path(out)
     trained = reinforcement.open_trained(run, device, with_data=False)
-    with at_width(trained.model, width), console.status(f"Playing at width {width}"):
+    chosen = network_width(trained, width)
+    shown = shown_width(trained, chosen)
+    with at_width(trained.model, chosen), console.status(f"Playing at width {shown}"):
         game = record_game(
             trained.model,
             trained.config.environment,
@@ -55,7 +60,5 @@ def play(
             most_steps=most_steps,
         )
         save_recording(game, out)
-    console.print(
-        f"Score {game.score:g} in {len(game.frames)} steps at width {width}. Written: {out}",
-        highlight=False,
-    )
+    text = f"Score {game.score:g} in {len(game.frames)} steps at width {shown}. Written: {out}"
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from anywidth.convert import at_width
 from anywidth.errors import AnywidthError
-from anywidth.results import missing_statistics
+from anywidth.results import missing_statistics, network_width, shown_width
 from anywidth.run import Run
 from anywidth.tasks import classification, prediction
 
@@ -20,7 +20,9 @@ console = Console()
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file.")],
-    width: Annotated[float, typer.Option(help="The width to run at.")] = 1.0,
+    width: Annotated[
+        float | None, typer.Option(help="The width to run at; the widest if not given.")
+    ] = None,
     top: Annotated[int, typer.Option(help="How many classes to print.")] = 5,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
@@ -38,11 +40,14 @@ def predict(
             f"{run} makes pictures larger and knows no classes: anywidth upscale {run} {image}"
         )
     trained = classification.open_trained(run, device, with_data=False)
-    if missing_statistics(trained, [width]):
+    chosen = network_width(trained, width)
+    if missing_statistics(trained, [chosen]):
+        shown = shown_width(trained, chosen)
         raise AnywidthError(
-            f"no statistics for width {width}: calibrate it first with: "
-            f"anywidth calibrate {run} --widths {width}"
+            f"no statistics for width {shown}: calibrate it first with: "
+            f"anywidth calibrate {run} --widths {shown}"
         )
-    with at_width(trained.model, width):
+    with at_width(trained.model, chosen):
         for name, probability in prediction.predict(trained, image, top):
-            console.print(f"{100 * probability:6.2f} %  {name}", highlight=False)
+            text = f"{100 * probability:6.2f} %  {name}"
+            console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from anywidth.commands.places import anchored, moved
 from anywidth.commands.tasks import config_of, task_named
@@ -19,8 +22,17 @@ from anywidth.recipes import RECIPES, TrainingConfig, recipe
 from anywidth.results import run_report, run_spectrum, widths_to_calibrate
 from anywidth.run import Run
 from anywidth.spectra import spectrum_table
+from anywidth.tasks import classification_config, reinforcement_config, super_resolution_config
 
 console = Console()
+
+# Of a run under way, what has to do with its circumstances and not with what is trained.
+CHANGEABLE = ("skip_corrupt", "workers")
+CHECKS: dict[str, Callable[[Any], None]] = {
+    "classification": classification_config.check_choices,
+    "super_resolution": super_resolution_config.check_choices,
+    "reinforcement": reinforcement_config.check_counts,
+}
 
 
 def train(
@@ -62,8 +74,9 @@ def train(
     """Train one network for all widths (or a baseline), then calibrate it and draw its spectrum.
 
     Any field of the configuration can be given as an option, such as --learning-rate 0.2 or
-    --method i --width 0.25; --show lists them all. Ctrl-C stops after the present step and leaves
-    a run that --resume goes on with.
+    --method i --width 0.25; --show lists them all, with the values they take. Ctrl-C stops after
+    the present step and leaves a run that --resume goes on with; beside it, the places of data,
+    --device, --workers and --skip-corrupt may change.
 
     Examples:
 
@@ -88,27 +101,37 @@ def train(
         return
     name, fields = _split_arguments(arguments or [])
     if resume is not None:
-        config, folder = moved(config_of(resume), data_dir, eval_dir), resume
-        _refuse_changes(arguments or None, out, epochs, batch_size, seed)
+        _refuse_changes(name, out, epochs, batch_size, seed, *_unchangeable(fields))
+        places = {"device": device, "data-dir": data_dir, "eval-dir": eval_dir}
+        changes = {field: str(value) for field, value in places.items() if value is not None}
+        config = override(moved(config_of(resume), data_dir, eval_dir), fields)
         if device is not None:
             config = override(config, {"device": device})
+        folder, go_on = resume, _resume_command(resume, {**changes, **fields})
     else:
+        name = name or "fashion_mnist_demo"
         numbers = {"epochs": epochs, "batch_size": batch_size, "seed": seed}
         named = {**numbers, "device": device, "data_dir": data_dir, "eval_dir": eval_dir}
         changes = {field: str(value) for field, value in named.items() if value is not None}
         config = anchored(override(recipe(name), {**fields, **changes}))
         folder = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        go_on = _resume_command(folder)
     if show:
         _print_fields(config)
         return
+    CHECKS[config.task](config)
     start_processes(local_device(config.device))
     try:
         if not _train(config, folder, is_new=resume is None):
-            if rank() == 0:
-                console.print(f"Stopped. Go on with: anywidth train --resume {folder}")
-            raise typer.Exit(130)
+            raise KeyboardInterrupt
         if report:
             finish(folder, config)
+    except KeyboardInterrupt:
+        if not (folder / "config.json").is_file():
+            raise
+        if rank() == 0:
+            _say(f"Stopped. Go on with: {go_on}")
+        raise typer.Exit(130) from None
     finally:
         stop_processes()
 
@@ -116,17 +139,17 @@ def train(
 def _train(config: TrainingConfig, folder: Path, is_new: bool) -> bool:
     if rank() == 0:
         run = Run.create(folder, config) if is_new else Run.open(folder, writing=True)
-        console.print(f"Run: {folder}")
+        _say(f"Run: {folder}")
     barrier()
     if rank() != 0:
         run = Run.open(folder)
     if run.finished:
         if rank() == 0:
-            console.print("Training has finished already.")
+            _say("Training has finished already.")
         return True
     try:
         return task_named(config.task).train(run, config)
-    except AnywidthError:
+    except Exception:
         if is_new and rank() == 0:
             _discard(run)
         raise
@@ -154,22 +177,32 @@ def finish(folder: Path, config: TrainingConfig) -> None:
     if not is_first:
         return
     console.print(spectrum_table(run_spectrum(trained)))
-    console.print(f"Report: {run_report(trained, sections=task.sections(trained))}")
+    _say(f"Report: {run_report(trained, sections=task.sections(trained))}")
 
 
 def _refuse_changes(*values: object) -> None:
     if any(value is not None for value in values):
         raise AnywidthError(
             "--resume goes on with the run's own configuration: leave out the other options "
-            "(--device, --data-dir and --eval-dir may change), or start a new run"
+            "(--device, --data-dir, --eval-dir, --workers and --skip-corrupt may change), or start "
+            "a new run"
         )
 
 
-def _split_arguments(arguments: list[str]) -> tuple[str, dict[str, str]]:
+def _unchangeable(fields: dict[str, str]) -> list[str]:
+    return [field for field in fields if field.replace("-", "_") not in CHANGEABLE]
+
+
+def _resume_command(folder: Path, options: dict[str, str] | None = None) -> str:
+    given = [f"--{name}={value}" for name, value in (options or {}).items()]
+    return shlex.join(["anywidth", "train", "--resume", str(folder), *given])
+
+
+def _split_arguments(arguments: list[str]) -> tuple[str | None, dict[str, str]]:
     """`RECIPE --learning-rate 0.2 --nonuniform --cutout=8` as a name, and fields with texts."""
     found: dict[str, str] = {}
     rest = list(arguments)
-    name = rest.pop(0) if rest and not rest[0].startswith("--") else "fashion_mnist_demo"
+    name = rest.pop(0) if rest and not rest[0].startswith("--") else None
     while rest:
         option = rest.pop(0)
         if not option.startswith("--"):
@@ -199,5 +232,10 @@ def _print_fields(config: Config) -> None:
     for column in ("option", "value", "meaning"):
         table.add_column(column)
     for row in describe(config):
-        table.add_row(f"--{row.name.replace('_', '-')}", row.value, row.help)
+        meaning = f"{row.help}; {row.allowed}" if row.allowed else row.help
+        table.add_row(f"--{row.name.replace('_', '-')}", Text(row.value), Text(meaning))
     console.print(table)
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

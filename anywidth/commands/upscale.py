@@ -19,6 +19,7 @@ from anywidth.convert import at_width
 from anywidth.errors import AnywidthError
 from anywidth.files import write_atomically
 from anywidth.resize import upscale as bicubic
+from anywidth.results import network_width, shown_width
 from anywidth.tasks.super_resolution import TrainedUpscaler
 from anywidth.tasks.upscaling import super_resolve
 
@@ -45,7 +46,9 @@ class Picture:
 def upscale(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a super-resolution run.")],
     image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file of any size.")],
-    width: Annotated[float, typer.Option(help="The width to run at.")] = 1.0,
+    width: Annotated[
+        float | None, typer.Option(help="The width to run at; the widest if not given.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The PNG to write; if not given, IMAGE-x2.png beside it.")
     ] = None,
@@ -65,16 +68,18 @@ def upscale(
             f"{run} is a run of {trained.config.task}, which upscales nothing; train one with: "
             "anywidth train sr"
         )
+    chosen = network_width(trained, width)
     scale = trained.model.scale
     target = out or image.with_name(f"{image.stem}-x{scale}.png")
     _check_target(target, image)
     picture = read(image)
-    with at_width(trained.model, width):
+    with at_width(trained.model, chosen):
         color = super_resolve(trained.model, picture.color)
     alpha = None if picture.alpha is None else bicubic(picture.alpha, scale).clamp(0, 1)
     write(target, Picture(color, alpha, picture.is_grey, picture.levels))
     height, across = color.shape[-2:]
-    console.print(f"Written: {target}, {across}x{height} at width {width}", highlight=False)
+    text = f"Written: {target}, {across}x{height} at width {shown_width(trained, chosen)}"
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def read(path: Path) -> Picture:

@@ -158,8 +158,8 @@ class FolderLoader(OrderedLoader):
         if not self.skip_corrupt:
             path, reason = batch.corrupt[0]
             raise AnywidthError(
-                f"{path} is not a whole image ({reason}): replace or remove it, or pass "
-                "skip_corrupt=True to go on without such files"
+                f"{path} is not a whole image ({reason}): replace or remove it, or go on "
+                "without such files: --skip-corrupt on the command line, skip_corrupt=True in code"
             )
         self.corrupt.update(batch.corrupt)
         if self.order.drop_last and len(batch.images) == 0:

@@ -11,6 +11,10 @@ from anywidth.errors import AnywidthError
 from anywidth.spectra import Spectrum, format_width
 
 METRIC = "top1_error"
+# Networks whose error lies no further below that of guessing have learned nothing, in points.
+NEAR_CHANCE = 1.0
+
+GUESSING = "; all that are compared do no better than guessing: train longer"
 
 # (network, label of the setting)
 Line = tuple[str, str]
@@ -23,10 +27,12 @@ class Results:
     Args:
         spectra: line → seed → spectrum.
         paper: line → width → top-1 error; lines the paper has no numbers for are left out.
+        classes: how many there are to choose from, where that is known.
     """
 
     spectra: Mapping[Line, Mapping[int, Spectrum]]
     paper: Mapping[Line, Mapping[float, float]]
+    classes: int | None = None
 
     def seeds(self, line: Line) -> Mapping[int, Spectrum]:
         if line not in self.spectra:
@@ -45,6 +51,10 @@ class Results:
             statistics.mean(one.at(width).metrics[METRIC] for width in widths)
             for one in self.seeds(line).values()
         ]
+
+    def learned_nothing(self, errors: Sequence[float]) -> bool:
+        """Whether all errors are those of guessing, so that their order says nothing."""
+        return self.classes is not None and min(errors) >= chance(self.classes) - NEAR_CHANCE
 
     def paper_error(self, line: Line, widths: Sequence[float]) -> float | None:
         """The paper's mean error over some widths, if it printed all of them."""
@@ -69,6 +79,11 @@ class Finding:
 
     def __str__(self) -> str:
         return f"**{self.verdict[0].upper()}{self.verdict[1:]}.** {self.text}"
+
+
+def chance(classes: int) -> float:
+    """The top-1 error of guessing, in percent."""
+    return 100 * (1 - 1 / classes)
 
 
 def judge(values: Sequence[float], limit: float = 0.0) -> Verdict:
@@ -114,12 +129,16 @@ def compare(
     differences = [ours[seed] - theirs[seed] for seed in common]
     sign = -1 if at_least else 1
     verdict = judge([sign * value for value in differences], sign * limit)
+    remark = ""
+    if results.learned_nothing([statistics.mean(ours.values()), statistics.mean(theirs.values())]):
+        verdict, remark = Verdict.OPEN, GUESSING
     printed = [results.paper_error(line, widths) for line in (first, second)]
     paper = None
     if printed[0] is not None and printed[1] is not None:
         paper = printed[0] - printed[1]
     text = f"{claim}: the error of {one} is {spell(differences)} that of {other}"
-    return Finding(verdict, f"{text}, {spell_widths(widths)} ({spell_spread(differences, paper)}).")
+    where = f"{spell_widths(widths)} ({spell_spread(differences, paper)})"
+    return Finding(verdict, f"{text}, {where}{remark}.")
 
 
 def spell(values: Sequence[float]) -> str:

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 
 from anywidth.spectra import Spectrum
 from anywidth.studies.comparing import (
+    GUESSING,
     METRIC,
     Finding,
     Results,
+    Verdict,
     compare,
     judge,
     spell,
@@ -171,16 +173,23 @@ def nonuniform(results: Results) -> list[Finding]:
     listed = ", ".join(f"{stage} {mean:+.2f}" for stage, mean in means.items())
     worst = [-value for value in margin("stage 5", stages[:-1], largest=True)]
     best = margin("stage 1", stages[1:], largest=False)
+    errors = [
+        statistics.mean(point.metrics[METRIC] for one in by_seed.values() for point in one.points)
+        for by_seed in (uniform, *(results.seeds((V1, stage)) for stage in stages))
+    ]
+    verdicts, remark = (judge(worst), judge(best)), ""
+    if results.learned_nothing(errors):
+        verdicts, remark = (Verdict.OPEN, Verdict.OPEN), GUESSING
     note = f"points over uniform widths at the same multiply-adds: {listed}"
     return [
         Finding(
-            judge(worst),
-            f"Narrowing stage 5 hurts most: {note} ({spell_spread(worst, None)}).",
+            verdicts[0],
+            f"Narrowing stage 5 hurts most: {note} ({spell_spread(worst, None)}){remark}.",
         ),
         Finding(
-            judge(best),
+            verdicts[1],
             f"Narrowing stage 1 hurts least: its error is {spell(best)} that of the next best "
-            f"({spell_spread(best, None)}).",
+            f"({spell_spread(best, None)}){remark}.",
         ),
         compare(
             "Trained nonuniform, it is close at uniform widths",

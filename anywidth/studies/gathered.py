@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from anywidth.errors import AnywidthError
-from anywidth.files import read_json, write_atomically
+from anywidth.files import make_folder, read_json, write_atomically
 from anywidth.plots import plot_spectra
 from anywidth.spectra import Spectrum, SpectrumPoint, format_count, format_metric, format_width
 from anywidth.studies.comparing import Finding, Verdict
@@ -23,6 +23,8 @@ CLOSE = 0.05
 
 
 _COLUMNS = ("network", "seed", "width", "multiply_adds", "parameters")
+# How the name of an ordinary network ends that was cut to narrower widths.
+SLICED = ", sliced"
 WITHOUT_DISTILLATION = "US-Net without distillation"
 _NAMES = {
     "us": "US-Net",
@@ -80,8 +82,9 @@ def find_record(study: GatheredStudy, out: Path) -> Path:
         if place.is_file():
             return place
     raise AnywidthError(
-        f"the study {study.name} gathers what a benchmark recorded, and there is none in "
-        f"{', '.join(map(str, places))}; make it with: {study.command} --out {out / stem}"
+        f"the study {study.name} gathers what a benchmark recorded in {study.file}, and there is "
+        f"no such file at {', '.join(str(place.absolute()) for place in places)}; make it, in a "
+        f"clone of the repository, with: {study.command} --out {(out / stem).absolute()}"
     )
 
 
@@ -94,7 +97,7 @@ def gather(study: GatheredStudy, out: Path) -> tuple[Path, list[Finding]]:
     data = read_json(record)
     rows = rows_of(data, record)
     found = study.find(rows)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     page = out / f"{study.stem}.md"
     write_atomically(page, _markdown(study, data, rows, found, record).encode())
     write_atomically(out / f"{study.stem}.csv", _csv(rows).encode())
@@ -239,10 +242,13 @@ def _spectra(rows: Sequence[Row]) -> list[Spectrum]:
             costs = row.multiply_adds, row.parameters or 0
             point = SpectrumPoint(row.width, ChannelConfig(()), *costs, row.metrics)
             series.setdefault(row.network, []).append(point)
-    return [
-        Spectrum(name, tuple(points), "i" if name == "I-Net" else "us")
-        for name, points in series.items()
-    ]
+    return [Spectrum(name, tuple(points), _kind(name)) for name, points in series.items()]
+
+
+def _kind(name: str) -> str:
+    if name.endswith(SLICED):
+        return "control"
+    return "i" if name == "I-Net" else "us"
 
 
 def _markdown(

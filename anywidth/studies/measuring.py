@@ -43,7 +43,7 @@ def measure(
     elif measurement.statistics != "trained":
         everything = [width for widths in parts.values() for width in widths.values()]
         assert trained.data is not None
-        loader = calibration_images(trained.data, config, _samples(config, measurement))
+        loader = calibration_images(trained.data, config, samples_of(config, measurement))
         calibrate(model, loader, everything, method=measurement.statistics)
     allowed = uncalibrated_allowed(model) if measurement.statistics == "cut" else None
     found = {}
@@ -54,6 +54,16 @@ def measure(
             points = tuple(replace(point, width=width) for point, width in named)
             found[part] = replace(one, points=points)
     return found
+
+
+def image_count(trained: TrainedClassifier, measurement: Measurement) -> int | None:
+    """How many training images post-statistics average; None where there are none."""
+    if measurement.statistics in ("trained", "cut"):
+        return None
+    assert trained.data is not None
+    present = trained.data.calibration.samples
+    wanted = samples_of(trained.config, measurement)
+    return present if wanted is None else min(wanted, present)
 
 
 def stage_groups(plan: Plan) -> list[list[str]]:
@@ -92,7 +102,8 @@ def _narrowed(plan: Plan, groups: list[str], width: float) -> ChannelConfig:
     return plan.resolve(fractions | dict.fromkeys(groups, width * NARROWING))
 
 
-def _samples(config: ClassificationConfig, measurement: Measurement) -> int | None:
+def samples_of(config: ClassificationConfig, measurement: Measurement) -> int | None:
+    """How many training images are asked for; None asks for all."""
     if measurement.samples == "recipe":
         return config.calibration_samples
     return None if measurement.samples == "all" else measurement.samples

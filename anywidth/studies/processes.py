@@ -19,7 +19,9 @@ from types import FrameType
 import torch
 
 from anywidth.errors import AnywidthError
+from anywidth.files import make_folder
 from anywidth.studies.trainings import Job, free_memory, work_on
+from anywidth.tasks.classification_config import check_choices
 
 DONE, STOPPED, FAILED = "done", "stopped", "failed"
 
@@ -49,7 +51,11 @@ def work_through(
         deadline: `time.time()` at which to stop.
         report: is given a line when something begins or ends.
     """
+    for job in jobs:
+        check_choices(job.config)
     waiting = [job for job in jobs if job.missing()]
+    for folder in dict.fromkeys(job.out for job in waiting):
+        make_folder(folder)
     work = _in_processes if parallel > 1 else _one_by_one
     try:
         with _stopped_by_signals(deadline):
@@ -174,7 +180,12 @@ def _work_alone(job: Job, threads: int, answer: Connection) -> None:
         os.setpgrp()  # Ctrl-C reaches the first process alone, which then stops its own
     torch.set_num_threads(min(threads, torch.get_num_threads()))
     log = job.out / "logs" / f"{job.name}.txt"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch()
+    except OSError as error:
+        answer.send((FAILED, f"{log}: cannot be written ({error.strerror or error})"))
+        return
     with open(log, "a", encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -9,9 +9,10 @@ from typing import Any
 from anywidth.files import write_atomically, write_json
 from anywidth.studies.comparing import Finding
 from anywidth.studies.figures import draw
-from anywidth.studies.parts import Study
+from anywidth.studies.measuring import samples_of
+from anywidth.studies.parts import Measurement, Study
 from anywidth.studies.tables import collect, to_csv, to_markdown
-from anywidth.studies.trainings import Job, read_pieces
+from anywidth.studies.trainings import Job, read_class_count, read_image_count, read_pieces
 from anywidth.tasks.classification import ClassificationConfig
 
 
@@ -27,9 +28,9 @@ def write_study(
         out: the studies' folder.
         command: what repeats it.
     """
-    results = collect(study, seeds, out)
+    results = collect(study, seeds, out, read_class_count(jobs[0]))
     found = study.find(results)
-    facts = facts_of(jobs, seeds, command)
+    facts = facts_of(study, jobs, seeds, command)
     page = out / f"{study.name}.md"
     write_atomically(page, to_markdown(study, results, facts, found).encode())
     write_atomically(out / f"{study.name}.csv", to_csv(results).encode())
@@ -40,7 +41,7 @@ def write_study(
     return page, found
 
 
-def facts_of(jobs: Sequence[Job], seeds: int, command: str) -> dict[str, str]:
+def facts_of(study: Study, jobs: Sequence[Job], seeds: int, command: str) -> dict[str, str]:
     """What made the numbers, from the records of the trainings themselves."""
     config = jobs[0].config
     pieces = [piece for job in jobs for piece in read_pieces(job.folder)]
@@ -55,7 +56,7 @@ def facts_of(jobs: Sequence[Job], seeds: int, command: str) -> dict[str, str]:
         f"{config.learning_rate}, weight decay {config.weight_decay}, label smoothing "
         f"{config.label_smoothing}, the same for all",
         "seeds": str(seeds),
-        "statistics": f"exact averages over {config.calibration_samples or 'all'} training images"
+        "statistics": _statistics(study, jobs)
         + (", augmented as in training" if config.calibration_augmented else ""),
         "trainings": f"{len(jobs)}, in {minutes:.1f} minutes of one process in all",
         "commit": _distinct(pieces, "commit"),
@@ -64,6 +65,31 @@ def facts_of(jobs: Sequence[Job], seeds: int, command: str) -> dict[str, str]:
         ),
         "device": _distinct(pieces, "device"),
     }
+
+
+def _statistics(study: Study, jobs: Sequence[Job]) -> str:
+    """Over how many images batch norm was calibrated; for each row of its own where they differ."""
+    by_training = {job.training: job for job in jobs}
+    averages = {}
+    for setting in study.settings:
+        if setting.measurement.statistics in ("exact", "moving"):
+            job = by_training[setting.trainings[0]]
+            averages[setting.label] = _average(job, setting.measurement)
+    if len(set(averages.values())) == 1:
+        return next(iter(averages.values()))
+    return "; ".join(f"*{label}*: {average}" for label, average in averages.items())
+
+
+def _average(job: Job, measurement: Measurement) -> str:
+    """In words, with the images there were rather than those that were asked for."""
+    wanted, limit = samples_of(job.config, measurement), job.config.limit
+    used = read_image_count(job, measurement)
+    if used is None:  # a measurement of an older version
+        used = min((n for n in (wanted, limit) if n is not None), default=None)
+    text = f"{measurement.statistics} averages over {used or 'all'} training images"
+    if wanted is None or used is None or used == wanted:
+        return text
+    return f"{text}, all there are of {wanted} asked for"
 
 
 def _form(config: ClassificationConfig) -> str:

@@ -27,7 +27,7 @@ from anywidth.errors import AnywidthError
 from anywidth.files import read_json, remove, write_json
 from anywidth.run import Run
 from anywidth.spectra import Spectrum
-from anywidth.studies.measuring import measure
+from anywidth.studies.measuring import image_count, measure
 from anywidth.studies.parts import Measurement, Study, Training
 from anywidth.studies.provenance import provenance
 from anywidth.tasks.classification import (
@@ -127,6 +127,7 @@ def work_on(job: Job) -> bool:
                 {
                     "version": _VERSION,
                     **provenance(device),
+                    "images": image_count(trained, measurement),
                     "spectra": {part: one.to_json() for part, one in found.items()},
                 },
             )
@@ -151,6 +152,19 @@ def read_measurement(folder: Path, measurement: Measurement, part: str) -> Spect
             "to measure again"
         )
     return Spectrum.from_json(data["spectra"][part])
+
+
+def read_image_count(job: Job, measurement: Measurement) -> int | None:
+    """How many images a measurement calibrated with; None where its file does not say."""
+    path = _file(job.folder, measurement)
+    found = read_json(path).get("images") if path.exists() else None
+    return found if isinstance(found, int) else None
+
+
+def read_class_count(job: Job) -> int | None:
+    """How many classes a finished training tells apart; None where its record is gone."""
+    run = Run.open(job.folder)
+    return len(run.state().get("classes", ())) or None if run.finished else None
 
 
 def read_pieces(folder: Path) -> list[dict[str, Any]]:

@@ -231,9 +231,11 @@ def train_run(run: Run, config: ClassificationConfig) -> bool:
 def _measure(result: StepResult, labels: Tensor) -> dict[str, Tensor]:
     """Loss and accuracy on the batch, at the widest and the narrowest width of the step."""
     sizes = [sum(n for _, n in config.items()) for config in result.widths]
-    widest, narrowest = sizes.index(max(sizes)), sizes.index(min(sizes))
+    ends = {"max": sizes.index(max(sizes)), "min": sizes.index(min(sizes))}
+    if len(sizes) == 1:
+        del ends["min"]
     values: dict[str, Tensor] = {}
-    for name, index in (("max", widest), ("min", narrowest)):
+    for name, index in ends.items():
         correct = result.outputs[index].argmax(1) == labels
         values[f"loss_{name}"] = result.losses[index]
         values[f"accuracy_{name}"] = 100 * correct.float().mean()
@@ -310,7 +312,10 @@ class TrainedClassifier:
 
     @property
     def widths(self) -> list[float]:
-        """What a spectrum covers unless told: every 0.025 of the range, or an S-Net's switches."""
+        """What a spectrum covers unless told: every 0.025 of the range, or an S-Net's switches.
+
+        Widths are the network's own: an I-Net's is 1.0, all of what was built for its one width.
+        """
         if self.config.method == "s":
             return sorted(self.config.switches)
         if self.config.method == "i":

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from anywidth.config import about, check_ranges
 from anywidth.errors import AnywidthError
+from anywidth.sampling import Sampling
+from anywidth.width import WidthRange
 
 LIE_SOMEWHERE = ("fashion_mnist", "cifar10", "cifar100", "folder")
 """The data that `data_dir` is for."""
-
-
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
 
 
 @dataclass(frozen=True)
@@ -24,113 +23,148 @@ class ClassificationConfig:
 
     model: str = field(
         default="mobilenet_v1",
-        metadata=_help("a name of the zoo, torchvision:NAME, timm:NAME or package.module:function"),
+        metadata=about("a name of the zoo, torchvision:NAME, timm:NAME or package.module:function"),
     )
     total_stride: int | None = field(
-        default=None, metadata=_help("of the zoo's networks: 32 for 224 px, 8 for 32 px")
+        default=None,
+        metadata=about("of the zoo's networks: 32 for 224 px, 8 for 32 px", at_least=1),
     )
     strides: tuple[int, ...] | None = field(
         default=None,
-        metadata=_help("of the zoo's networks, instead: their five strides, such as 1,1,2,2,2"),
+        metadata=about(
+            "of the zoo's networks, instead: their five strides, such as 1,1,2,2,2", at_least=1
+        ),
     )
     data: str = field(
         default="bundled",
-        metadata=_help("bundled, fashion_mnist, cifar10, cifar100, or folder (ImageNet's layout)"),
+        metadata=about("bundled, fashion_mnist, cifar10, cifar100, or folder (ImageNet's layout)"),
     )
-    data_dir: str | None = field(default=None, metadata=_help("where the data lies"))
-    image_size: int | None = field(default=None, metadata=_help("crop of folder images, px"))
-    limit: int | None = field(default=None, metadata=_help("use only so many training images"))
+    data_dir: str | None = field(default=None, metadata=about("where the data lies"))
+    image_size: int | None = field(
+        default=None, metadata=about("crop of folder images, px", at_least=1)
+    )
+    limit: int | None = field(
+        default=None, metadata=about("use only so many training images", at_least=1)
+    )
     validation: Literal["test", "split"] = field(
-        default="test", metadata=_help("the test set, or a tenth split from the training set")
+        default="test", metadata=about("the test set, or a tenth split from the training set")
     )
-    workers: int = field(default=8, metadata=_help("processes that decode folder images"))
-    skip_corrupt: bool = field(default=False, metadata=_help("skip image files that are damaged"))
+    workers: int = field(
+        default=8, metadata=about("processes that decode folder images", at_least=0)
+    )
+    skip_corrupt: bool = field(default=False, metadata=about("skip image files that are damaged"))
 
     method: Literal["us", "s", "i"] = field(
-        default="us", metadata=_help("universally slimmable, switches only, or one width alone")
+        default="us", metadata=about("universally slimmable, switches only, or one width alone")
     )
-    low: float = field(default=0.25, metadata=_help("narrowest width (the paper's k0)"))
-    high: float = field(default=1.0, metadata=_help("widest width"))
-    divisor: int = field(default=8, metadata=_help("channels are multiples of this (d)"))
-    width: float = field(default=1.0, metadata=_help("the one width of an I-Net"))
+    low: float = field(
+        default=0.25, metadata=about("narrowest width (the paper's k0)", above=0, at_most=1)
+    )
+    high: float = field(default=1.0, metadata=about("widest width", above=0, at_most=1))
+    divisor: int = field(
+        default=8, metadata=about("channels are multiples of this (d)", at_least=1)
+    )
+    width: float = field(
+        default=1.0, metadata=about("the one width of an I-Net", above=0, at_most=1)
+    )
     switches: tuple[float, ...] = field(
-        default=(0.25, 0.5, 0.75, 1.0), metadata=_help("the widths of an S-Net")
+        default=(0.25, 0.5, 0.75, 1.0), metadata=about("the widths of an S-Net", above=0, at_most=1)
     )
     private_affine: bool = field(
-        default=False, metadata=_help("S-Net: a batch-norm scale and bias for each switch")
+        default=False, metadata=about("S-Net: a batch-norm scale and bias for each switch")
     )
-    widths_per_step: int = field(default=4, metadata=_help("widths trained each step (n)"))
+    widths_per_step: int = field(
+        default=4, metadata=about("widths trained each step (n)", at_least=1)
+    )
     rule: Literal["sandwich", "random", "min+random", "max+random"] = field(
-        default="sandwich", metadata=_help("how they are drawn")
+        default="sandwich", metadata=about("how they are drawn")
     )
-    nonuniform: bool = field(default=False, metadata=_help("each group draws its own width"))
-    lattice: int | None = field(default=None, metadata=_help("draw from so many configurations"))
-    distill: bool = field(default=True, metadata=_help("inplace distillation"))
-    temperature: float = field(default=1.0, metadata=_help("of the soft labels"))
-    truth: float = field(default=0.0, metadata=_help("share of true labels in distillation"))
-    average_outputs: bool = field(default=False, metadata=_help("output averaging"))
+    nonuniform: bool = field(default=False, metadata=about("each group draws its own width"))
+    lattice: int | None = field(
+        default=None, metadata=about("draw from so many configurations", at_least=2)
+    )
+    distill: bool = field(default=True, metadata=about("inplace distillation"))
+    temperature: float = field(default=1.0, metadata=about("of the soft labels", above=0))
+    truth: float = field(
+        default=0.0, metadata=about("share of true labels in distillation", at_least=0, at_most=1)
+    )
+    average_outputs: bool = field(default=False, metadata=about("output averaging"))
 
-    epochs: int = field(default=10, metadata=_help("passes over the training images"))
-    batch_size: int = field(default=128, metadata=_help("images a step, all ranks together"))
-    learning_rate: float = field(default=0.1, metadata=_help("at its highest"))
-    warmup_epochs: float = field(default=0.0, metadata=_help("rise to it over so many epochs"))
-    momentum: float = field(default=0.9, metadata=_help("of SGD, nesterov"))
+    epochs: int = field(default=10, metadata=about("passes over the training images", at_least=1))
+    batch_size: int = field(
+        default=128, metadata=about("images a step, all ranks together", at_least=1)
+    )
+    learning_rate: float = field(default=0.1, metadata=about("at its highest", above=0))
+    warmup_epochs: float = field(
+        default=0.0, metadata=about("rise to it over so many epochs", at_least=0)
+    )
+    momentum: float = field(default=0.9, metadata=about("of SGD, nesterov", at_least=0, below=1))
     weight_decay: float = field(
-        default=1e-4, metadata=_help("on linear weights and convolutions that are not depthwise")
+        default=1e-4,
+        metadata=about("on linear weights and convolutions that are not depthwise", at_least=0),
     )
     label_smoothing: float = field(
-        default=0.0, metadata=_help("share of true labels spread over all classes")
+        default=0.0,
+        metadata=about("share of true labels spread over all classes", at_least=0, below=1),
     )
-    flip: bool = field(default=True, metadata=_help("mirror training images at random"))
-    crop_padding: int = field(default=4, metadata=_help("random crop after padding, px"))
-    cutout: int = field(default=0, metadata=_help("side of a square cut out, px"))
+    flip: bool = field(default=True, metadata=about("mirror training images at random"))
+    crop_padding: int = field(
+        default=4, metadata=about("random crop after padding, px", at_least=0)
+    )
+    cutout: int = field(default=0, metadata=about("side of a square cut out, px", at_least=0))
 
     calibration_samples: int | None = field(
-        default=None, metadata=_help("training images for batch-norm statistics; none takes all")
+        default=None,
+        metadata=about("training images for batch-norm statistics; none takes all", at_least=2),
     )
     calibration_method: Literal["exact", "moving"] = field(
-        default="exact", metadata=_help("how they are averaged")
+        default="exact", metadata=about("how they are averaged")
     )
     calibration_augmented: bool = field(
-        default=False, metadata=_help("over images augmented as in training, not as they are")
+        default=False, metadata=about("over images augmented as in training, not as they are")
     )
-    evaluation_batch_size: int = field(default=500, metadata=_help("images a step, evaluating"))
+    evaluation_batch_size: int = field(
+        default=500, metadata=about("images a step, evaluating", at_least=1)
+    )
     precision: Literal["auto", "float32", "bfloat16"] = field(
-        default="auto", metadata=_help("auto is bfloat16 on a GPU, and on a CPU where it is faster")
+        default="auto", metadata=about("auto is bfloat16 on a GPU, and on a CPU where it is faster")
     )
     kernels: bool = field(
-        default=True, metadata=_help("on a GPU: kernels that need no preparing for a new width")
+        default=True, metadata=about("on a GPU: kernels that need no preparing for a new width")
     )
-    device: str = field(default="auto", metadata=_help("auto, cpu, cuda or cuda:N"))
-    seed: int = field(default=0, metadata=_help("of everything random"))
-    validate_every: int = field(default=1, metadata=_help("epochs between validations"))
-    log_every: int = field(default=20, metadata=_help("steps between rows of metrics.csv"))
-    checkpoint_every: int = field(default=200, metadata=_help("steps between checkpoints"))
+    device: str = field(default="auto", metadata=about("auto, cpu, cuda or cuda:N"))
+    seed: int = field(default=0, metadata=about("of everything random", at_least=0, below=2**32))
+    validate_every: int = field(default=1, metadata=about("epochs between validations", at_least=1))
+    log_every: int = field(
+        default=20, metadata=about("steps between rows of metrics.csv", at_least=1)
+    )
+    checkpoint_every: int = field(
+        default=200, metadata=about("steps between checkpoints", at_least=1)
+    )
 
 
 def check_choices(config: ClassificationConfig) -> None:
     """Refuses what would train nothing, or would be passed over without a word."""
-    for name in ("epochs", "batch_size", "evaluation_batch_size"):
-        if getattr(config, name) < 1:
-            raise AnywidthError(f"{name}={getattr(config, name)}: expected at least 1")
-    if config.temperature <= 0:
+    check_ranges(config)
+    widths = WidthRange(config.low, config.high, config.divisor)
+    if config.method == "us":
+        Sampling(config.rule, config.widths_per_step, config.nonuniform, config.lattice)
+    if len(set(config.switches)) < max(1, len(config.switches)):
         raise AnywidthError(
-            f"temperature={config.temperature}: expected a number above 0; 1.0 leaves the soft "
-            "labels as they are"
+            f"switches={config.switches}: expected widths that differ, such as 0.25,0.5,1.0"
         )
-    if not 0 <= config.label_smoothing < 1:
+    if config.method == "s":
+        for switch in config.switches:
+            widths.check(switch)
+    if config.method != "i" and config.width != 1:
         raise AnywidthError(
-            f"label_smoothing={config.label_smoothing}: expected a share from 0 to below 1, such "
-            "as 0.1"
+            f"width={config.width} is not read with method={config.method!r}: leave out --width, "
+            "or train a network of that one width with --method i"
         )
     if config.strides is not None and config.total_stride is not None:
         raise AnywidthError(
             f"strides={config.strides} and total_stride={config.total_stride} say the same thing: "
             "leave one out (--set total_stride=none)"
-        )
-    if config.method == "i" and not 0 < config.width <= 1:
-        raise AnywidthError(
-            f"width={config.width}: an I-Net's width is a number in (0, 1], such as 0.5"
         )
     if config.data_dir is not None and config.data not in LIE_SOMEWHERE:
         raise AnywidthError(

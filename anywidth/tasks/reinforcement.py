@@ -212,7 +212,10 @@ class TrainedPolicy:
 
     @property
     def widths(self) -> list[float]:
-        """What a spectrum covers unless told: five widths, as each takes many games."""
+        """What a spectrum covers unless told: five widths, as each takes many games.
+
+        Widths are the network's own: an I-Net's is 1.0, all of what was built for its one width.
+        """
         if self.config.method == "i":
             return [1.0]
         low, high = self.config.low, self.config.high

@@ -7,11 +7,10 @@ soon as training has ended.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +31,7 @@ from anywidth.sampling import Sampling
 from anywidth.spectra import spectrum_widths
 from anywidth.statistics import statistics_to_tensors
 from anywidth.step import Loss, SandwichStep, StepResult
+from anywidth.tasks.super_resolution_config import SuperResolutionConfig, check_choices
 from anywidth.tasks.upscaling import Sets, evaluate, mean_psnr
 from anywidth.trace import plan as make_plan
 from anywidth.training import Training, load_weights, train
@@ -39,84 +39,6 @@ from anywidth.width import Width, WidthRange, round_channels
 
 EXAMPLE_SIDE = 48
 """Multiply-adds are counted for a low-resolution input of 48x48, as in the paper."""
-
-
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
-
-
-@dataclass(frozen=True)
-class SuperResolutionConfig:
-    """Every choice of a super-resolution run; the network and the widths are the paper's."""
-
-    task: ClassVar[str] = "super_resolution"
-    version: ClassVar[int] = 1
-
-    channels: int = field(default=64, metadata=_help("channels carried from block to block"))
-    blocks: int = field(default=8, metadata=_help("residual blocks"))
-    scale: int = field(default=2, metadata=_help("how much larger pictures become: 2, 3 or 4"))
-    data_dir: str | None = field(
-        default=None, metadata=_help("folder of pictures, or DIV2K's; none takes the bundled ones")
-    )
-    eval_dir: str | None = field(
-        default=None,
-        metadata=_help("pictures to evaluate on; each subfolder (Set5, Set14) is a set"),
-    )
-    cache_dir: str | None = field(
-        default=None, metadata=_help("where decoded pictures too large for memory are kept")
-    )
-
-    bicubic_start: bool = field(
-        default=True, metadata=_help("initial weights that upscale as bicubic does, nearly")
-    )
-
-    method: Literal["us", "i"] = field(
-        default="us", metadata=_help("universally slimmable, or one width alone")
-    )
-    low: float = field(default=0.5, metadata=_help("narrowest width (32 of 64 channels)"))
-    high: float = field(default=1.0, metadata=_help("widest width"))
-    divisor: int = field(
-        default=1, metadata=_help("channels are multiples of this; 1 allows every count")
-    )
-    width: float = field(default=1.0, metadata=_help("the one width of an I-Net"))
-    widths_per_step: int = field(default=4, metadata=_help("widths trained each step (n)"))
-    lattice: int | None = field(default=None, metadata=_help("draw from so many configurations"))
-    distill: Literal["none", "l1", "l2"] = field(
-        default="l2", metadata=_help("how narrower widths learn from the widest one's patches")
-    )
-    truth: float = field(
-        default=0.0, metadata=_help("share of the true patches in what narrower widths learn")
-    )
-
-    epochs: int = field(default=20, metadata=_help("stretches between validations"))
-    steps_per_epoch: int = field(default=1000, metadata=_help("training steps of each"))
-    batch_size: int = field(default=16, metadata=_help("patches a step, all ranks together"))
-    patch: int = field(default=48, metadata=_help("side of a low-resolution patch, px"))
-    learning_rate: float = field(default=1e-3, metadata=_help("of Adam at its highest"))
-    warmup_steps: int = field(default=100, metadata=_help("rise to it over so many steps"))
-
-    validation_pictures: int = field(default=5, metadata=_help("validate on so many at most"))
-    precision: Literal["auto", "float32", "tf32", "bfloat16"] = field(
-        default="auto", metadata=_help("of training; auto is tf32 on a GPU, float32 on a CPU")
-    )
-    device: str = field(default="auto", metadata=_help("auto, cpu, cuda or cuda:N"))
-    seed: int = field(default=0, metadata=_help("of everything random"))
-    validate_every: int = field(default=1, metadata=_help("epochs between validations"))
-    log_every: int = field(default=20, metadata=_help("steps between rows of metrics.csv"))
-    checkpoint_every: int = field(default=500, metadata=_help("steps between checkpoints"))
-
-    @property
-    def data(self) -> str:
-        """What the training pictures are called in a report."""
-        return "the bundled pictures" if self.data_dir is None else Path(self.data_dir).name
-
-    @property
-    def name(self) -> str:
-        """What the network is called in plots and tables."""
-        if self.method == "i":
-            return "I-WDSR"
-        endings = {"l1": ", l1 distillation", "l2": "", "none": ", no distillation"}
-        return "US-WDSR" + endings[self.distill]
 
 
 # ---- data, network, optimiser --------------------------------------------------------------------
@@ -249,9 +171,7 @@ def learning_rate(step: int, total: int, warmup: int, highest: float) -> float:
 def make_loader(
     config: SuperResolutionConfig, pairs: PicturePairs, device: torch.device
 ) -> PatchLoader:
-    for name in ("epochs", "steps_per_epoch", "batch_size"):
-        if getattr(config, name) < 1:
-            raise AnywidthError(f"{name}={getattr(config, name)}: expected at least 1")
+    check_choices(config)
     return PatchLoader(
         pairs,
         batch_size=config.batch_size,
@@ -329,12 +249,14 @@ def train_run(run: Run, config: SuperResolutionConfig) -> bool:
     return True
 
 
-def _ends(config: SuperResolutionConfig) -> list[float]:
-    """The widths that are logged and validated, widest first."""
-    return [1.0] if config.method == "i" else list(dict.fromkeys([config.high, config.low]))
+def _ends(config: SuperResolutionConfig) -> dict[float, float]:
+    """The widths that are logged and validated, widest first, and what the network runs at."""
+    if config.method == "i":
+        return {config.width: 1.0}
+    return {width: width for width in (config.high, config.low)}
 
 
-def _measure(ends: Sequence[float], result: StepResult, targets: Tensor) -> dict[str, Tensor]:
+def _measure(ends: Mapping[float, float], result: StepResult, targets: Tensor) -> dict[str, Tensor]:
     """The distance to the true patches at both ends, whatever each of them is trained on."""
     outputs = result.outputs[: len(ends)]
     return {
@@ -343,12 +265,12 @@ def _measure(ends: Sequence[float], result: StepResult, targets: Tensor) -> dict
     }
 
 
-def _validate(model: WDSR, sets: Sets, ends: Sequence[float], count: int) -> dict[str, float]:
+def _validate(model: WDSR, sets: Sets, ends: Mapping[float, float], count: int) -> dict[str, float]:
     """PSNR on the first few pictures."""
     values = {}
     model.eval()
-    for width in ends:
-        with at_width(model, width):
+    for width, run_at in ends.items():
+        with at_width(model, run_at):
             values[f"validation_psnr/{width}"] = mean_psnr(model, sets, count)
     model.train()
     return values
@@ -372,7 +294,10 @@ class TrainedUpscaler:
 
     @property
     def widths(self) -> list[float]:
-        """What a spectrum covers unless told: every 0.05 of the range."""
+        """What a spectrum covers unless told: every 0.05 of the range.
+
+        Widths are the network's own: an I-Net's is 1.0, all of what was built for its one width.
+        """
         if self.config.method == "i":
             return [1.0]
         return spectrum_widths(self.config.low, self.config.high, step=0.05)
