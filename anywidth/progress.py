@@ -217,7 +217,7 @@ def _clock(seconds: float) -> str:
 
 def _format(name: str, value: str | int | float) -> str:
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     if isinstance(value, str | int):
         return str(value)
     raise AnywidthError(

@@ -279,4 +279,5 @@ def _device_name(model: nn.Module) -> str:
     device = next(model.parameters()).device
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{platform.machine()} CPU, {threads} thread{'s' if threads > 1 else ''}"

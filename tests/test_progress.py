@@ -14,7 +14,7 @@ from rich.console import Console
 
 import anywidth.progress
 from anywidth.errors import AnywidthError
-from anywidth.progress import tracked, training_progress
+from anywidth.progress import _format, tracked, training_progress
 
 Pipe = tuple[Console, Callable[[], list[str]]]
 
@@ -200,3 +200,9 @@ def test_a_terminal_gets_a_bar_with_everything_on_it(monkeypatch: pytest.MonkeyP
     assert "━" * 20 in last
     assert re.search(r"50/50 [\d,]+ images/s  0:00:00 elapsed  0:00:00 left", last)
     assert "epoch 2/3  accuracy 0.25 0.5" in last
+
+
+def test_large_numbers_are_written_out() -> None:
+    assert _format("agent_steps", 10240.0) == "10,240"
+    assert _format("loss", 0.61234) == "0.6123"
+    assert _format("loss", float("nan")) == "nan"
