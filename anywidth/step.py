@@ -115,7 +115,7 @@ class SandwichStep:
             _lay_channels_last(model)
             use_kernels(model, kernels)
         self.autocast = autocast
-        self._is_free = autocast == "auto"
+        self._precision_is_auto = autocast == "auto"
         objective = Objective(loss, distill, truth, None if autocast == "auto" else autocast)
         if _uses_graphs(engine, on_gpu):
             self.engine: EagerEngine | GraphEngine = GraphEngine(model, optimizer, objective)
@@ -161,7 +161,7 @@ class SandwichStep:
     @precision.setter
     def precision(self, name: str) -> None:
         """Settles what `autocast="auto"` stands for: a resumed run must not choose again."""
-        if self._is_free and name not in ("auto", self.precision):
+        if self._precision_is_auto and name not in ("auto", self.precision):
             self._run_in(None if name == "parameters" else getattr(torch, name))
 
     def _run_in(self, dtype: torch.dtype | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,14 +17,6 @@ from anywidth.engine.graphs import GraphEngine
 from anywidth.layers import tracked_statistics
 
 WIDTHS = [1.0, 0.25, 0.5, 0.75]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Trainer:

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +21,11 @@ from anywidth.tasks.super_resolution import SuperResolutionConfig, build_model, 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with its initial weights, which upscale nearly as bicubic does."""
-    config = SuperResolutionConfig(channels=4, blocks=1, device="cpu")
-    folder = tmp_path_factory.mktemp("upscale") / "run"
+    return untrained(tmp_path_factory.mktemp("upscale") / "run")
+
+
+def untrained(folder: Path, **choices: Any) -> Path:
+    config = SuperResolutionConfig(channels=4, blocks=1, device="cpu", **choices)
     model = build_model(config)
     statistics, metadata = statistics_to_tensors(model)
     Run.create(folder, config).save_final(
@@ -198,15 +202,8 @@ def test_the_image_itself_is_not_overwritten(upscale, capsys, tmp_path: Path) ->
 @pytest.fixture(scope="module")
 def individual(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished I-Net of width 0.5, untrained, in a folder whose name looks like markup."""
-    config = SuperResolutionConfig(channels=4, blocks=1, device="cpu", method="i", width=0.5)
     folder = tmp_path_factory.mktemp("one") / "a [bold] name of some length, as folders have them"
-    model = build_model(config)
-    statistics, metadata = statistics_to_tensors(model)
-    Run.create(folder, config).save_final(
-        {"model": model.state_dict(), "statistics": statistics},
-        {"steps": 0},
-        metadata={"statistics": metadata},
-    )
+    untrained(folder, method="i", width=0.5)
     photo().save(folder / "picture.png")
     return folder
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from anywidth.commands.output import console, say
 from anywidth.commands.places import DataDir, EvalDir
 from anywidth.commands.tasks import open_trained, task_of
 from anywidth.errors import AnywidthError
@@ -27,8 +27,6 @@ from anywidth.results import (
 )
 from anywidth.run import Run
 from anywidth.spectra import Spectrum, comparison_table, parse_widths, spectrum_table
-
-console = Console()
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
@@ -52,14 +50,14 @@ def calibrate(
       anywidth calibrate runs/demo --widths 0.25:1.0:0.025 --samples 1000
     """
     if not has_statistics(open_trained(run, device, with_data=False).model):
-        _say("This network has no batch norm: every width can be run as it is.")
+        say("This network has no batch norm: every width can be run as it is.")
         return
     trained = open_trained(run, device, data_dir=data_dir)
     chosen = _chosen(trained, widths)
     with console.status(f"Calibrating {_counted(chosen)}"):
         trained.calibrate(chosen, samples, method)
     shown = ", ".join(str(shown_width(trained, width)) for width in chosen)
-    _say(f"{_counted(chosen)} calibrated: {shown}")
+    say(f"{_counted(chosen)} calibrated: {shown}")
 
 
 def spectrum(
@@ -87,9 +85,9 @@ def spectrum(
     before = _earlier(trained.run)
     found = run_spectrum(trained, chosen, latency)
     console.print(spectrum_table(found))
-    _say(f"Written: {run / 'spectrum.csv'} and plots in {run / 'plots'}")
+    say(f"Written: {run / 'spectrum.csv'} and plots in {run / 'plots'}")
     if before is not None and not _widths(before) <= _widths(found):
-        _say(f"They take the place of an earlier spectrum of {_counted(before.points)}.")
+        say(f"They take the place of an earlier spectrum of {_counted(before.points)}.")
 
 
 def compare(
@@ -121,7 +119,7 @@ def compare(
     spectra = saved_spectra([Run.open(folder) for folder in runs])
     console.print(comparison_table(spectra, metric))
     plot_spectra(spectra, out, metric)
-    _say(f"Written: {out}")
+    say(f"Written: {out}")
 
 
 def report(
@@ -144,7 +142,7 @@ def report(
     task = task_of(run)
     trained = open_trained(run, device, task.sections_need_data, data_dir, eval_dir)
     baselines = [Run.open(folder) for folder in baseline or []]
-    _say(f"Report: {run_report(trained, baselines, task.sections(trained))}")
+    say(f"Report: {run_report(trained, baselines, task.sections(trained))}")
 
 
 def _chosen(trained: Trained, widths: str | None) -> list[float]:
@@ -165,7 +163,3 @@ def _earlier(run: Run) -> Spectrum | None:
 
 def _widths(found: Spectrum) -> set[float | None]:
     return {point.width for point in found.points}
-
-
-def _say(text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from anywidth.commands.output import console, say
 from anywidth.convert import at_width
 from anywidth.environments.recording import check_video_path, save_recording
 from anywidth.errors import AnywidthError
@@ -15,8 +15,6 @@ from anywidth.results import network_width, shown_width
 from anywidth.run import Run
 from anywidth.tasks import reinforcement
 from anywidth.tasks.playing import MOST_RECORDED, record_game
-
-console = Console()
 
 
 def play(
@@ -61,4 +59,4 @@ def play(
         )
         save_recording(game, out)
     text = f"Score {game.score:g} in {len(game.frames)} steps at width {shown}. Written: {out}"
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    say(text)

@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from anywidth.commands.output import say
 from anywidth.convert import at_width
 from anywidth.errors import AnywidthError
 from anywidth.results import missing_statistics, network_width, shown_width
 from anywidth.run import Run
 from anywidth.tasks import classification, prediction
-
-console = Console()
 
 
 def predict(
@@ -50,4 +48,4 @@ def predict(
     with at_width(trained.model, chosen):
         for name, probability in prediction.predict(trained, image, top):
             text = f"{100 * probability:6.2f} %  {name}"
-            console.print(text, highlight=False, markup=False, soft_wrap=True)
+            say(text)

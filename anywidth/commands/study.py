@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from anywidth.commands.output import console, say
 from anywidth.distributed import local_device
 from anywidth.errors import AnywidthError
 from anywidth.studies.definitions import MOBILENET_V1, MOBILENET_V2, STUDIES
@@ -22,8 +22,6 @@ from anywidth.studies.processes import available_cores, work_through
 from anywidth.studies.recipes import study_recipe
 from anywidth.studies.reporting import write_study
 from anywidth.studies.trainings import Job, jobs_of
-
-console = Console()
 
 
 def study(
@@ -99,10 +97,10 @@ def study(
         if not chosen:
             names_of_jobs = ", ".join(job.name for job in jobs)
             raise AnywidthError(f"--only {only!r} is in no training's name: {names_of_jobs}")
-        if not work_through(chosen, _process_count(parallel, device), deadline, _say):
+        if not work_through(chosen, _process_count(parallel, device), deadline, say):
             left = sum(bool(job.missing()) for job in chosen)
-            _say(f"Stopped with {len(chosen) - left} of {len(chosen)} trainings done.")
-            _say(f"Go on with: {_command()}")
+            say(f"Stopped with {len(chosen) - left} of {len(chosen)} trainings done.")
+            say(f"Go on with: {_command()}")
             raise typer.Exit(130)
         if only_training:
             return
@@ -114,12 +112,12 @@ def study(
 def _write(one: Study, jobs: Sequence[Job], seeds: int, folder: Path) -> None:
     missing = [job.name for job in jobs if job.missing()]
     if missing:
-        _say(f"{one.name}: not written, {len(missing)} trainings are missing: {missing}")
+        say(f"{one.name}: not written, {len(missing)} trainings are missing: {missing}")
         return
     page, found = write_study(one, jobs, seeds, folder, _command())
-    _say(f"\n{one.name}: {page}")
+    say(f"\n{one.name}: {page}")
     for finding in found:
-        _say(f"  {finding.verdict}: {finding.text}")
+        say(f"  {finding.verdict}: {finding.text}")
 
 
 def _gather_all(gathered: Sequence[GatheredStudy], folder: Path, is_asked_for: bool) -> None:
@@ -129,11 +127,11 @@ def _gather_all(gathered: Sequence[GatheredStudy], folder: Path, is_asked_for: b
         except AnywidthError as error:
             if is_asked_for:
                 raise
-            _say(f"\n{one.name}: left out, {error}")
+            say(f"\n{one.name}: left out, {error}")
             continue
-        _say(f"\n{one.name}: {page}")
+        say(f"\n{one.name}: {page}")
         for finding in found:
-            _say(f"  {finding.verdict}: {finding.text}")
+            say(f"  {finding.verdict}: {finding.text}")
 
 
 def _chosen(names: Sequence[str]) -> tuple[list[Study], list[GatheredStudy]]:
@@ -178,10 +176,6 @@ def _command() -> str:
     return shlex.join(["anywidth", *sys.argv[1:]])
 
 
-def _say(text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
 def _print_studies() -> None:
     table = Table(pad_edge=False)
     table.add_column("study", no_wrap=True)
@@ -198,4 +192,4 @@ def _print_studies() -> None:
     for gathered in GATHERED:
         table.add_row(gathered.name, gathered.source, gathered.compares, "none", "")
     console.print(table)
-    _say("The last two gather what benchmarks/ recorded. `all` runs everything.")
+    say("The last two gather what benchmarks/ recorded. `all` runs everything.")

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from anywidth.commands.output import console, say
 from anywidth.commands.places import anchored, moved
 from anywidth.commands.tasks import config_of, task_named
 from anywidth.config import Config, describe, override
@@ -24,14 +24,12 @@ from anywidth.run import Run
 from anywidth.spectra import spectrum_table
 from anywidth.tasks import classification_config, reinforcement_config, super_resolution_config
 
-console = Console()
-
 # Of a run under way, what has to do with its circumstances and not with what is trained.
 CHANGEABLE = ("skip_corrupt", "workers")
 CHECKS: dict[str, Callable[[Any], None]] = {
     "classification": classification_config.check_choices,
     "super_resolution": super_resolution_config.check_choices,
-    "reinforcement": reinforcement_config.check_counts,
+    "reinforcement": reinforcement_config.check_choices,
 }
 
 
@@ -130,7 +128,7 @@ def train(
         if not (folder / "config.json").is_file():
             raise
         if rank() == 0:
-            _say(f"Stopped. Go on with: {go_on}")
+            say(f"Stopped. Go on with: {go_on}")
         raise typer.Exit(130) from None
     finally:
         stop_processes()
@@ -139,13 +137,13 @@ def train(
 def _train(config: TrainingConfig, folder: Path, is_new: bool) -> bool:
     if rank() == 0:
         run = Run.create(folder, config) if is_new else Run.open(folder, writing=True)
-        _say(f"Run: {folder}")
+        say(f"Run: {folder}")
     barrier()
     if rank() != 0:
         run = Run.open(folder)
     if run.finished:
         if rank() == 0:
-            _say("Training has finished already.")
+            say("Training has finished already.")
         return True
     try:
         return task_named(config.task).train(run, config)
@@ -177,7 +175,7 @@ def finish(folder: Path, config: TrainingConfig) -> None:
     if not is_first:
         return
     console.print(spectrum_table(run_spectrum(trained)))
-    _say(f"Report: {run_report(trained, sections=task.sections(trained))}")
+    say(f"Report: {run_report(trained, sections=task.sections(trained))}")
 
 
 def _refuse_changes(*values: object) -> None:
@@ -235,7 +233,3 @@ def _print_fields(config: Config) -> None:
         meaning = f"{row.help}; {row.allowed}" if row.allowed else row.help
         table.add_row(f"--{row.name.replace('_', '-')}", Text(row.value), Text(meaning))
     console.print(table)
-
-
-def _say(text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 import typer
 from PIL import Image, ImageOps
-from rich.console import Console
 from torch import Tensor
 
+from anywidth.commands.output import say
 from anywidth.commands.tasks import open_trained
 from anywidth.convert import at_width
 from anywidth.errors import AnywidthError
@@ -22,8 +22,6 @@ from anywidth.resize import upscale as bicubic
 from anywidth.results import network_width, shown_width
 from anywidth.tasks.super_resolution import TrainedUpscaler
 from anywidth.tasks.upscaling import super_resolve
-
-console = Console()
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def upscale(
     write(target, Picture(color, alpha, picture.is_grey, picture.levels))
     height, across = color.shape[-2:]
     text = f"Written: {target}, {across}x{height} at width {shown_width(trained, chosen)}"
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    say(text)
 
 
 def read(path: Path) -> Picture:

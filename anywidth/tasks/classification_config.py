@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from anywidth.config import about, check_ranges
 from anywidth.errors import AnywidthError
-from anywidth.sampling import Sampling
+from anywidth.tasks.width_choices import check_widths
 from anywidth.width import WidthRange
 
 LIE_SOMEWHERE = ("fashion_mnist", "cifar10", "cifar100", "folder")
@@ -146,25 +146,18 @@ class ClassificationConfig:
 def check_choices(config: ClassificationConfig) -> None:
     """Refuses what would train nothing, or would be passed over without a word."""
     check_ranges(config)
-    widths = WidthRange(config.low, config.high, config.divisor)
-    if config.method == "us":
-        Sampling(config.rule, config.widths_per_step, config.nonuniform, config.lattice)
+    check_widths(config, config.rule, config.nonuniform)
     if len(set(config.switches)) < max(1, len(config.switches)):
         raise AnywidthError(
             f"switches={config.switches}: expected widths that differ, such as 0.25,0.5,1.0"
         )
     if config.method == "s":
         for switch in config.switches:
-            widths.check(switch)
-    if config.method != "i" and config.width != 1:
-        raise AnywidthError(
-            f"width={config.width} is not read with method={config.method!r}: leave out --width, "
-            "or train a network of that one width with --method i"
-        )
+            WidthRange(config.low, config.high, config.divisor).check(switch)
     if config.strides is not None and config.total_stride is not None:
         raise AnywidthError(
             f"strides={config.strides} and total_stride={config.total_stride} say the same thing: "
-            "leave one out (--set total_stride=none)"
+            "leave one out, or set total_stride to none"
         )
     if config.data_dir is not None and config.data not in LIE_SOMEWHERE:
         raise AnywidthError(

@@ -21,7 +21,7 @@ from anywidth.errors import AnywidthError
 from anywidth.seeds import derive_seed
 from anywidth.step import Loss
 from anywidth.tasks.policies import precision_of
-from anywidth.tasks.reinforcement_config import ReinforcementConfig, check_counts
+from anywidth.tasks.reinforcement_config import ReinforcementConfig, check_choices
 from anywidth.tasks.rollout import Collector, Rollout
 
 Targets = dict[str, Tensor]
@@ -150,7 +150,7 @@ class RolloutLoader:
     """
 
     def __init__(self, config: ReinforcementConfig, model: nn.Module, device: torch.device) -> None:
-        check_counts(config)
+        check_choices(config)
         samples = config.environments * config.rollout
         if samples % config.batch_size or config.batch_size == 1:
             raise AnywidthError(

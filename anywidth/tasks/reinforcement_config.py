@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from anywidth.config import about, check_ranges
-from anywidth.errors import AnywidthError
-from anywidth.sampling import Sampling
-from anywidth.width import WidthRange
+from anywidth.tasks.width_choices import check_widths
 
 
 @dataclass(frozen=True)
@@ -127,14 +125,7 @@ class ReinforcementConfig:
         return "US-PPO" + endings[self.distill]
 
 
-def check_counts(config: ReinforcementConfig) -> None:
+def check_choices(config: ReinforcementConfig) -> None:
     """Refuses what would train or play nothing, or would be passed over without a word."""
     check_ranges(config)
-    WidthRange(config.low, config.high, config.divisor)
-    if config.method == "us":
-        Sampling(count=config.widths_per_step, lattice=config.lattice)
-        if config.width != 1:
-            raise AnywidthError(
-                f"width={config.width} is not read with method='us': leave out --width, or train "
-                "a network of that one width with --method i"
-            )
+    check_widths(config)

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from anywidth.config import about, check_ranges
-from anywidth.errors import AnywidthError
-from anywidth.sampling import Sampling
-from anywidth.width import WidthRange
+from anywidth.tasks.width_choices import check_widths
 
 
 @dataclass(frozen=True)
@@ -113,11 +111,4 @@ class SuperResolutionConfig:
 def check_choices(config: SuperResolutionConfig) -> None:
     """Refuses what would train nothing, or would be passed over without a word."""
     check_ranges(config)
-    WidthRange(config.low, config.high, config.divisor)
-    if config.method == "us":
-        Sampling(count=config.widths_per_step, lattice=config.lattice)
-        if config.width != 1:
-            raise AnywidthError(
-                f"width={config.width} is not read with method='us': leave out --width, or train "
-                "a network of that one width with --method i"
-            )
+    check_widths(config)
