@@ -44,8 +44,8 @@ def _run(arguments: list[str]) -> int:
         )
     from anywidth.errors import AnywidthError
 
+    # Typer may bring the package along that this class comes from, or depend on it.
     usage_error: type[Any] = typer.BadParameter.__bases__[0]
-    _add_version(app)
     command = get_command(app)
     try:
         with command.make_context("anywidth", arguments or ["--help"]) as context:
@@ -59,25 +59,6 @@ def _run(arguments: list[str]) -> int:
     except AnywidthError as error:
         _end(f"anywidth: {' '.join(str(error).split())}", 2)
     return 0
-
-
-def _add_version(app: Any) -> None:
-    import typer
-
-    from anywidth._version import __version__
-
-    def show(is_asked_for: bool) -> None:
-        if is_asked_for:
-            print(f"anywidth {__version__}")
-            raise typer.Exit
-
-    @app.callback()
-    def options(
-        version: bool = typer.Option(
-            False, "--version", help="Print the version.", is_eager=True, callback=show
-        ),
-    ) -> None:
-        pass
 
 
 def _said(error: Any, arguments: list[str]) -> str:

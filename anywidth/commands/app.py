@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from anywidth._version import __version__
 from anywidth.commands.evaluate import calibrate, compare, report, spectrum
 from anywidth.commands.inspect import inspect
 from anywidth.commands.play import play
@@ -12,15 +15,33 @@ from anywidth.commands.study import study
 from anywidth.commands.train import train
 from anywidth.commands.upscale import upscale
 
+
+def _print_version(is_asked_for: bool) -> None:
+    if is_asked_for:
+        print(f"anywidth {__version__}")
+        raise typer.Exit
+
+
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", is_eager=True, callback=_print_version
+        ),
+    ] = False,
+) -> None:
+    """Train one network, run it at any width."""
+
+
 EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app = typer.Typer(
-    help="Train one network, run it at any width.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.callback()(options)
 app.command(context_settings=EXTRA)(train)
 app.command()(calibrate)
 app.command()(spectrum)
