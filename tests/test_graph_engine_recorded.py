@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,7 @@ from tiny_networks import converted, images_and_labels, tiny
 from torch import Tensor, nn
 
 import anywidth as aw
+from anywidth.engine.capture import _let_go
 from anywidth.engine.graphs import GraphEngine
 from anywidth.layers import tracked_statistics
 
@@ -194,3 +196,27 @@ def test_without_captures_training_goes_on_after_one_warning() -> None:
     assert len(seen) == 1
     assert found == pytest.approx(eager.train(5), rel=1e-9)
     assert_alike(eager, graphs)
+
+
+def test_a_pass_that_failed_keeps_none_of_its_tensors() -> None:
+    """They would hold the nodes that add up gradients on the stream of the failed capture."""
+    seen: list[weakref.ref[Tensor]] = []
+
+    def forward() -> None:
+        hidden = torch.zeros(1)
+        seen.append(weakref.ref(hidden))
+        raise RuntimeError("reads a value\nof the GPU")
+
+    def captured() -> None:
+        output = torch.zeros(1)
+        seen.append(weakref.ref(output))
+        try:
+            forward()
+        finally:
+            raise RuntimeError("the capture ended badly")
+
+    with pytest.raises(RuntimeError) as caught:
+        captured()
+    assert None not in [ref() for ref in seen]
+    assert _let_go(caught.value) == "RuntimeError: reads a value"
+    assert [ref() for ref in seen] == [None, None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -47,8 +48,7 @@ class CudaCapture:
                 function()
         except Exception as error:
             self._close(before)
-            first = error.__context__ or error  # what failed, not that the capture ended badly
-            raise CaptureError(f"{type(first).__name__}: {_first_line(first)}") from error
+            raise CaptureError(_let_go(error)) from None
         replay: Callable[[], None] = graph.replay
         return replay
 
@@ -63,5 +63,12 @@ class CudaCapture:
             generator.graphsafe_set_state(generator.clone_state())
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
+def _let_go(error: BaseException) -> str:
+    """Why a pass failed. What it computed is freed: gradients of a network must not meet on the
+    stream of a pass that is over.
+    """
+    first = error.__context__ or error  # what failed, not that the capture ended badly
+    lines = str(first).strip().splitlines() or [""]
+    for each in (error, first):
+        traceback.clear_frames(each.__traceback__)
+    return f"{type(first).__name__}: {lines[0]}"
