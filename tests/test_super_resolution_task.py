@@ -311,6 +311,15 @@ def test_train_command_goes_from_recipe_to_report(
     assert (tmp_path / "run" / "report.html").is_file()
 
 
+def test_a_scale_out_of_range_is_refused_before_a_run_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    out = tmp_path / "run"
+    assert command(monkeypatch, "train", "sr", "--scale", 7, "--out", out) == 2
+    assert "scale=7: expected a number from 2 to 4" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_a_run_finds_its_pictures_from_everywhere(
     config: SuperResolutionConfig,
     pictures: Path,

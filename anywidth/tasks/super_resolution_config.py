@@ -21,7 +21,9 @@ class SuperResolutionConfig:
         default=64, metadata=about("channels carried from block to block", at_least=1)
     )
     blocks: int = field(default=8, metadata=about("residual blocks", at_least=1))
-    scale: int = field(default=2, metadata=about("how much larger pictures become: 2, 3 or 4"))
+    scale: int = field(
+        default=2, metadata=about("how much larger pictures become", at_least=2, at_most=4)
+    )
     data_dir: str | None = field(
         default=None, metadata=about("folder of pictures, or DIV2K's; none takes the bundled ones")
     )
