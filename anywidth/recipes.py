@@ -75,9 +75,12 @@ def cifar10_mobilenet_v1() -> ClassificationConfig:
 def cifar10_mobilenet_v2() -> ClassificationConfig:
     """US-MobileNet v2 on CIFAR-10 with v1's settings, from width 0.35.
 
+    Its total stride is 8 too, but the stage with 24 channels, whose expansions are the largest,
+    already works at half the resolution; that saves a quarter of the memory traffic.
+
     Command: `anywidth train cifar10_mobilenet_v2 --data-dir DIR`. Not run here.
     """
-    return replace(cifar10_mobilenet_v1(), **V2)
+    return replace(cifar10_mobilenet_v1(), total_stride=None, strides=(1, 2, 1, 2, 2), **V2)
 
 
 def imagenet_us_mobilenet_v1() -> ClassificationConfig:

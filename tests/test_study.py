@@ -74,8 +74,10 @@ def test_no_configuration_is_trained_twice(data: str, tmp_path: Path) -> None:
     first = {job.name for job in main if job.config.seed == 0}
     assert first < {job.name for job in jobs}
     kept = ("epochs", "learning_rate", "weight_decay", "batch_size", "momentum", "cutout")
-    kept += ("label_smoothing", "strides")
+    kept += ("label_smoothing", "calibration_augmented")
     assert len({tuple(getattr(job.config, name) for name in kept) for job in jobs}) == 1
+    strides = {(job.config.model, job.config.total_stride, job.config.strides) for job in jobs}
+    assert len(strides) == 2  # one form of each network
 
 
 def test_every_line_with_numbers_of_the_paper_finds_them() -> None:

@@ -8,7 +8,11 @@ from pathlib import Path
 
 from anywidth.config import override
 from anywidth.errors import AnywidthError
-from anywidth.recipes import cifar10_mobilenet_v1, imagenet_us_mobilenet_v1
+from anywidth.recipes import (
+    cifar10_mobilenet_v1,
+    cifar10_mobilenet_v2,
+    imagenet_us_mobilenet_v1,
+)
 from anywidth.studies.parts import Network
 from anywidth.tasks.classification import ClassificationConfig
 
@@ -33,13 +37,17 @@ def study_recipe(
         device: auto, cpu, cuda or cuda:N.
         changes: fields of the configuration, as text; a study's own settings come after them.
     """
-    recipes = {"bundled": bundled, "cifar10": cifar10, "folder": imagenet_us_mobilenet_v1}
-    if data not in recipes:
+    if data not in DATA:
         raise AnywidthError(f"--data {data!r}: expected one of {', '.join(DATA)}")
     if data != "bundled" and data_dir is None:
         raise AnywidthError(f"--data {data} needs --data-dir: the folder that holds it")
+    recipes = {
+        "bundled": bundled(),
+        "cifar10": cifar10(network),
+        "folder": imagenet_us_mobilenet_v1(),
+    }
     recipe = replace(
-        recipes[data](),
+        recipes[data],
         model=network.name,
         low=network.widths[0],
         switches=network.widths,
@@ -75,8 +83,8 @@ def bundled() -> ClassificationConfig:
     )
 
 
-def cifar10() -> ClassificationConfig:
-    """The recipe `cifar10_mobilenet_v1` with strides for 32 px (total stride 8), made for a GPU.
+def cifar10(network: Network) -> ClassificationConfig:
+    """`cifar10_mobilenet_v1` or `_v2`, with strides for 32 px (total stride 8), made for a GPU.
 
     Widths are drawn from 16 configurations, so that each is captured once; spectra are evaluated at
     others too. A fifth of the training images calibrates, augmented as in training: over the images
@@ -86,8 +94,9 @@ def cifar10() -> ClassificationConfig:
     Chosen among 19 settings by the error of the full-width I-Net of MobileNet v1 on a tenth of the
     training images held out; `docs/results.md` has them all.
     """
+    is_v2 = network.name == "mobilenet_v2"
     return replace(
-        cifar10_mobilenet_v1(),
+        cifar10_mobilenet_v2() if is_v2 else cifar10_mobilenet_v1(),
         lattice=16,
         calibration_samples=10_000,
         evaluation_batch_size=1000,
