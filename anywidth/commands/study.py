@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.padding import Padding
+from rich.text import Text
 
 from anywidth.commands.output import console, say
 from anywidth.distributed import local_device
@@ -177,19 +178,24 @@ def _command() -> str:
 
 
 def _print_studies() -> None:
-    table = Table(pad_edge=False)
-    table.add_column("study", no_wrap=True)
-    for heading in ("in the paper", "what is compared", "trainings a seed", "minutes"):
-        table.add_column(heading)
     before: dict[str, None] = {}
     for one in STUDIES:
         names = [training.name for training in one.trainings]
         shared = sum(name in before for name in names)
         before |= dict.fromkeys(names)
-        count = f"{len(names)}, {shared} of them above" if shared else str(len(names))
-        minutes = [f"{value:g} ({where})" for where, value in one.minutes.items()]
-        table.add_row(one.name, one.source, one.compares, count, "\n".join(minutes))
+        count = f"{len(names)} training{'s' * (len(names) > 1)} a seed"
+        if shared:
+            some = "" if shared == len(names) else f"{shared} of them "
+            count += f", {some}shared with those above"
+        minutes = [f"{value:g} minutes ({where})" for where, value in one.minutes.items()]
+        _print_study(one, "; ".join([count, *minutes]))
     for gathered in GATHERED:
-        table.add_row(gathered.name, gathered.source, gathered.compares, "none", "")
-    console.print(table)
-    say("The last two gather what benchmarks/ recorded. `all` runs everything.")
+        _print_study(gathered, "no training: gathers what benchmarks/ recorded")
+    say("`anywidth study all` runs everything; what is shared is trained once.")
+
+
+def _print_study(one: Study | GatheredStudy, cost: str) -> None:
+    console.print(f"[bold]{one.name}[/], {one.source} of the paper", highlight=False)
+    for line in (one.compares, cost):
+        console.print(Padding(Text(line), (0, 0, 0, 4), expand=False))
+    console.print()
