@@ -54,7 +54,7 @@ def facts_of(study: Study, jobs: Sequence[Job], seeds: int, command: str) -> dic
         "networks": "; ".join(networks),
         "recipe": f"epochs {config.epochs}, batches of {config.batch_size}, learning rate "
         f"{config.learning_rate}, weight decay {config.weight_decay}, label smoothing "
-        f"{config.label_smoothing}, the same for all",
+        f"{config.label_smoothing}, cutout {config.cutout} px, the same for all",
         "seeds": str(seeds),
         "statistics": _statistics(study, jobs)
         + (", augmented as in training" if config.calibration_augmented else ""),
