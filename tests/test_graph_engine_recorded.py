@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from recorded_passes import RecordedPasses
 from tiny_networks import converted, images_and_labels, tiny
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import anywidth as aw
 from anywidth.engine.capture import _let_go
@@ -19,6 +20,8 @@ from anywidth.engine.graphs import GraphEngine
 from anywidth.layers import tracked_statistics
 
 WIDTHS = [1.0, 0.25, 0.5, 0.75]
+# Operations whose result the host must wait for on a GPU.
+WAITS = {"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "unique"}
 
 
 class Trainer:
@@ -220,3 +223,31 @@ def test_a_pass_that_failed_keeps_none_of_its_tensors() -> None:
     assert None not in [ref() for ref in seen]
     assert _let_go(caught.value) == "RuntimeError: reads a value"
     assert [ref() for ref in seen] == [None, None]
+
+
+class Waiting(TorchDispatchMode):
+    """The operations that would make a host wait for its GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        name = func._schema.name.removeprefix("aten::")
+        to_host = name == "_to_copy" and str((kwargs or {}).get("device")) == "cpu"
+        if name in WAITS or to_host:
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_no_step_waits_for_the_device(is_recorded: bool) -> None:
+    """First sights included; that a value is read after all is noticed."""
+    trainer = Trainer(is_recorded)
+    batches = [images_and_labels(16, seed=seed) for seed in range(4)]
+    batches = [(images.double(), labels) for images, labels in batches]
+    with Waiting() as waiting:
+        results = [trainer.step(*batch) for batch in batches]
+        assert waiting.found == []
+        float(results[0].losses[0])
+    assert waiting.found == ["_local_scalar_dense"]

@@ -94,9 +94,9 @@ def cifar10(network: Network) -> ClassificationConfig:
     Chosen among 19 settings by the error of the full-width I-Net of MobileNet v1 on a tenth of the
     training images held out; `docs/results.md` has them all.
     """
-    is_v2 = network.name == "mobilenet_v2"
+    ready = {"mobilenet_v1": cifar10_mobilenet_v1, "mobilenet_v2": cifar10_mobilenet_v2}
     return replace(
-        cifar10_mobilenet_v2() if is_v2 else cifar10_mobilenet_v1(),
+        ready[network.name](),
         lattice=16,
         calibration_samples=10_000,
         evaluation_batch_size=1000,
