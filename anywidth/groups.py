@@ -36,6 +36,8 @@ class Plan:
         folds: (layer, batch norm) pairs where the norm alone reads the layer's output.
         activations: (batch norm, module) pairs where the module, an activation, alone reads the
             norm's output.
+        prologues: (batch norm, activation, convolution) where each alone reads what the one before
+            it gives.
         example: the shape and dtype of each input the plan was made with.
         notes: what a reader should know of how the plan came to be.
         widths: the range and divisor that `resolve` works with.
@@ -51,6 +53,7 @@ class Plan:
     outputs: dict[str, Axis] = field(default_factory=dict)
     folds: list[tuple[str, str]] = field(default_factory=list)
     activations: list[tuple[str, str]] = field(default_factory=list)
+    prologues: list[tuple[str, str, str]] = field(default_factory=list)
     example: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     widths: WidthRange = field(default_factory=WidthRange)

@@ -73,7 +73,8 @@ def drop_fast_paths(model: nn.Module) -> None:
     for module in model.modules():
         if "_slow_class" in module.__dict__:
             module.__class__ = module.__dict__.pop("_slow_class")
-            module.__dict__.pop("_activation", None)
+            for name in ("_activation", "_read_by", "_norm_after", "_awaits"):
+                module.__dict__.pop(name, None)
 
 
 def is_narrowed(module: nn.Module) -> bool:

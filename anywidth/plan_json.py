@@ -36,6 +36,7 @@ def fields_to_json(plan: Mapping[str, Any]) -> dict[str, Any]:
         "outputs": {layer: _axis_to_json(axis) for layer, axis in plan["outputs"].items()},
         "folds": [list(pair) for pair in plan["folds"]],
         "activations": [list(pair) for pair in plan["activations"]],
+        "prologues": [list(chain) for chain in plan["prologues"]],
         "example": [[list(shape), dtype] for shape, dtype in plan["example"]],
         "notes": list(plan["notes"]),
     }
@@ -71,6 +72,10 @@ def fields_from_json(data: Mapping[str, Any]) -> dict[str, Any]:
             "outputs": {layer: _axis_from_json(a) for layer, a in data["outputs"].items()},
             "folds": [(layer, norm) for layer, norm in data["folds"]],
             "activations": [(norm, module) for norm, module in data.get("activations", ())],
+            "prologues": [
+                (norm, module, convolution)
+                for norm, module, convolution in data.get("prologues", ())
+            ],
             "example": [(tuple(shape), dtype) for shape, dtype in data["example"]],
             "notes": list(data["notes"]),
             "widths": WidthRange(*data["widths"]),

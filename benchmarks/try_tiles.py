@@ -20,8 +20,7 @@ from anywidth.kernels import (
     batch_norm_backward,
     batch_norm_forward,
     depthwise_forward,
-    depthwise_input_gradient,
-    depthwise_weight_gradient,
+    depthwise_gradients,
 )
 from anywidth.kernels.depthwise_tiles import Tile
 from benchmarks.kernels import Layer, mobilenet_layers, time_batch_norm, time_depthwise
@@ -40,7 +39,7 @@ BLOCKS_TO_TRY = [(32, 4), (32, 8), (64, 4), (64, 8), (128, 2), (128, 4)]
 
 def try_tile(tile: Tile, stride: int, layers: list[tuple[Layer, int]]) -> dict[str, float]:
     """The milliseconds of each pass with one tile, over all layers of a stride."""
-    for module in (depthwise_forward, depthwise_input_gradient, depthwise_weight_gradient):
+    for module in (depthwise_forward, depthwise_gradients):
         module.TILES[3, stride] = tile
     totals: dict[str, float] = defaultdict(float)
     for layer, count in layers:
@@ -88,7 +87,7 @@ def sweep(processes: int) -> list[tuple[str, float, str]]:
         for choice, totals in try_blocks(module, prefix, layers):
             rows.append((f"{changed} {prefix}", totals[changed], str(choice)))
     for what, total, choice in sorted(rows):
-        print(f"{what:26}{total:9.3f} ms  {choice}")
+        print(f"{what:36}{total:9.3f} ms  {choice}")
     return rows
 
 

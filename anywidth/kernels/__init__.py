@@ -11,6 +11,7 @@ gradient is zero beyond the active channels, hand in ``weight[:channels]`` and i
 import torch
 from torch import Tensor
 
+from anywidth.kernels.deferred import DeferredNorm
 from anywidth.kernels.eligibility import (
     ACTIVATIONS,
     interpreted,
@@ -22,10 +23,14 @@ from anywidth.kernels.eligibility import (
 
 __all__ = [
     "ACTIVATIONS",
+    "DeferredNorm",
     "available",
     "batch_norm_act",
     "batch_norm_act_with_statistics",
+    "deferred_norm",
     "depthwise_conv2d",
+    "depthwise_conv2d_with_statistics",
+    "has_few_pixels",
     "reach",
     "supports_batch_norm_act",
     "supports_depthwise_conv2d",
@@ -54,7 +59,32 @@ def depthwise_conv2d(x: Tensor, weight: Tensor, stride: int, padding: int) -> Te
     """
     from anywidth.kernels import depthwise
 
-    return depthwise.depthwise_conv2d(x, weight, stride, padding)
+    none = depthwise.depthwise_conv2d_with_statistics(x, weight, stride, padding, None, False)
+    return none[0]
+
+
+def depthwise_conv2d_with_statistics(
+    x: Tensor,
+    weight: Tensor,
+    stride: int,
+    padding: int,
+    norm: DeferredNorm | None = None,
+    statistics: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """:func:`depthwise_conv2d` of a normalised input, with what a norm after it can begin with.
+
+    Args:
+        x: as for :func:`depthwise_conv2d`.
+        weight: likewise.
+        stride: likewise.
+        padding: likewise.
+        norm: normalises and activates ``x`` while it is read; see :func:`deferred_norm`.
+        statistics: whether to return statistics of parts of the output, which
+            :func:`batch_norm_act` and :func:`deferred_norm` take as ``partial``.
+    """
+    from anywidth.kernels import depthwise
+
+    return depthwise.depthwise_conv2d_with_statistics(x, weight, stride, padding, norm, statistics)
 
 
 def supports_batch_norm_act(
@@ -80,6 +110,7 @@ def batch_norm_act(
     eps: float,
     activation: str,
     num_batches_tracked: Tensor | None = None,
+    partial: Tensor | None = None,
 ) -> Tensor:
     """Normalise ``x`` by the statistics of this batch, then activate it.
 
@@ -94,10 +125,10 @@ def batch_norm_act(
         eps: added to the variance.
         activation: one of :data:`ACTIVATIONS`.
         num_batches_tracked: counted up by one, if given.
+        partial: statistics of parts of ``x``, where its maker took them; saves a pass over it.
     """
-    output, _, _ = batch_norm_act_with_statistics(
-        x, weight, bias, running_mean, running_var, momentum, eps, activation, num_batches_tracked
-    )
+    running = (running_mean, running_var, momentum, eps, activation, num_batches_tracked)
+    output, _, _ = batch_norm_act_with_statistics(x, weight, bias, *running, partial)
     return output
 
 
@@ -111,6 +142,7 @@ def batch_norm_act_with_statistics(
     eps: float,
     activation: str,
     num_batches_tracked: Tensor | None = None,
+    partial: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`batch_norm_act`, with the batch's mean and (biased) variance for calibration.
 
@@ -118,6 +150,35 @@ def batch_norm_act_with_statistics(
     """
     from anywidth.kernels import batch_norm
 
-    return batch_norm.batch_norm_act_with_statistics(
-        x, weight, bias, running_mean, running_var, momentum, eps, activation, num_batches_tracked
-    )
+    running = (running_mean, running_var, momentum, eps, activation, num_batches_tracked)
+    return batch_norm.batch_norm_act_with_statistics(x, weight, bias, *running, partial)
+
+
+def has_few_pixels(x: Tensor) -> bool:
+    """Whether batch norm takes one launch for all of this tensor; deferring it is then no gain."""
+    from anywidth.kernels import batch_norm_small
+
+    return batch_norm_small.is_small(x)
+
+
+def deferred_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    activation: str,
+    num_batches_tracked: Tensor | None = None,
+    partial: Tensor | None = None,
+) -> DeferredNorm:
+    """The statistics of :func:`batch_norm_act` alone: a convolution does the rest.
+
+    What it returns goes to :func:`depthwise_conv2d_with_statistics` together with ``x``: the
+    normalised tensor is never written, nor read again.
+    """
+    from anywidth.kernels import batch_norm
+
+    running = (running_mean, running_var, momentum, eps, activation, num_batches_tracked)
+    return batch_norm.deferred_norm(x, weight, bias, *running, partial)

@@ -224,18 +224,27 @@ def parameter_gradients(
         ALIGNED=layout.aligned,
         num_warps=4,
     )
+    rows = partial.view(2, parts * layout.folds, layout.channels)
+    return finish_parameter_gradients(rows, layout.pixels, terms, weight, bias)
+
+
+def finish_parameter_gradients(
+    partial: Tensor, pixels: int, terms: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """Like :func:`parameter_gradients`, from partial sums that were taken elsewhere."""
+    _, rows, channels = partial.shape
     weight_gradient, bias_gradient, added = gradient_buffers(weight, bias)
-    corrections = torch.empty((2, layout.channels), dtype=torch.float32, device=x.device)
-    columns = layout.channels if added else weight.shape[0]
+    corrections = torch.empty((2, channels), dtype=torch.float32, device=partial.device)
+    columns = channels if added else weight.shape[0]
     parameter_gradient_kernel[(ceil_divide(columns, PARTIAL_COLUMNS),)](
         partial,
         terms,
         weight_gradient,
         bias_gradient,
         corrections,
-        parts * layout.folds,
-        layout.pixels,
-        layout.channels,
+        rows,
+        pixels,
+        channels,
         weight.shape[0],
         ADDED=added,
         ROWS=PARTIAL_ROWS,
@@ -248,11 +257,16 @@ def parameter_gradients(
 
 
 def input_gradient(
-    x: Tensor, dy: Tensor, terms: Tensor, corrections: Tensor, activation: str
+    x: Tensor,
+    dy: Tensor,
+    terms: Tensor,
+    corrections: Tensor,
+    activation: str,
+    in_place: bool = False,
 ) -> Tensor:
-    """The gradient of ``x``, given that of the activated output."""
+    """The gradient of ``x``, given that of the activated output, which it may be written over."""
     layout = Layout.of(x)
-    dx = torch.empty_like(x, memory_format=torch.channels_last)
+    dx = dy if in_place else torch.empty_like(x, memory_format=torch.channels_last)
     parts = layout.parts(_INPUT_ROWS, _INPUT_PROGRAMS)
     input_gradient_kernel[(layout.blocks * parts,)](
         x,

@@ -168,6 +168,64 @@ def statistics_kernel(
 
 
 @compile_once
+def merge_kernel(
+    partial_ptr: tl.tensor,
+    weight_slice_ptr: tl.tensor,
+    bias_slice_ptr: tl.tensor,
+    running_mean_slice_ptr: tl.tensor,
+    running_var_slice_ptr: tl.tensor,
+    batches_slice_ptr: tl.tensor,
+    terms_ptr: tl.tensor,
+    rows: int,
+    pixels: int,
+    channels: int,
+    momentum: float,
+    eps: float,
+    TRACKED: tl.constexpr,
+    COUNTED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    """The same from numbers, means and squared deviations of the parts of a batch."""
+    channel = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    totals = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, rows, ROWS):
+        row = start + tl.arange(0, ROWS)
+        inside = (row < rows)[:, None] & (channel < channels)[None, :]
+        place = partial_ptr + row[:, None] * channels + channel[None, :]
+        count = tl.load(place, mask=inside, other=0.0)
+        totals += count * tl.load(place + rows * channels, mask=inside, other=0.0)
+    mean = tl.sum(totals, axis=0) / (pixels * 1.0)
+    deviations = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, rows, ROWS):
+        row = start + tl.arange(0, ROWS)
+        inside = (row < rows)[:, None] & (channel < channels)[None, :]
+        place = partial_ptr + row[:, None] * channels + channel[None, :]
+        count = tl.load(place, mask=inside, other=0.0)
+        apart = tl.load(place + rows * channels, mask=inside, other=0.0) - mean[None, :]
+        own = tl.load(place + 2 * rows * channels, mask=inside, other=0.0)
+        deviations += own + count * apart * apart
+    store_terms(
+        mean * 0.0,
+        tl.sum(deviations, axis=0),
+        mean,
+        channel,
+        weight_slice_ptr,
+        bias_slice_ptr,
+        running_mean_slice_ptr,
+        running_var_slice_ptr,
+        batches_slice_ptr,
+        terms_ptr,
+        pixels,
+        channels,
+        momentum,
+        eps,
+        TRACKED,
+        COUNTED,
+    )
+
+
+@compile_once
 def normalize_kernel(
     x_ptr: tl.tensor,
     terms_ptr: tl.tensor,
@@ -242,6 +300,42 @@ def batch_terms(
         parts * layout.folds,
         layout.pixels,
         layout.channels,
+        momentum,
+        eps,
+        TRACKED=running_mean is not None,
+        COUNTED=num_batches_tracked is not None,
+        ROWS=PARTIAL_ROWS,
+        COLUMNS=PARTIAL_COLUMNS,
+        num_warps=4,
+    )
+    return terms
+
+
+def merged_terms(
+    partial: Tensor,
+    pixels: int,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    num_batches_tracked: Tensor | None,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """Like :func:`batch_terms`, from the statistics of parts of a batch that its maker took."""
+    _, rows, channels = partial.shape
+    terms = torch.empty((TERMS, channels), dtype=torch.float32, device=partial.device)
+    merge_kernel[(ceil_divide(channels, PARTIAL_COLUMNS),)](
+        partial,
+        weight,
+        bias,
+        terms if running_mean is None else running_mean,
+        terms if running_var is None else running_var,
+        terms if num_batches_tracked is None else num_batches_tracked,
+        terms,
+        rows,
+        pixels,
+        channels,
         momentum,
         eps,
         TRACKED=running_mean is not None,

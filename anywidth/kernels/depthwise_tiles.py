@@ -121,3 +121,13 @@ def load_taps(
         tap = tl.load(pointer + offset, mask=channel < channels, other=0.0)
         taps = taps + (tap.to(tl.float32)[None, :, :],)
     return taps
+
+
+@triton.jit
+def load_terms(pointer, channel, channels):
+    """Mean, scale and shift of every channel, of the terms a batch norm keeps."""
+    inside = channel < channels
+    mean = tl.load(pointer + channel, mask=inside, other=0.0)[None, :, :]
+    scale = tl.load(pointer + 3 * channels + channel, mask=inside, other=0.0)[None, :, :]
+    shift = tl.load(pointer + 4 * channels + channel, mask=inside, other=0.0)[None, :, :]
+    return mean, scale, shift

@@ -68,6 +68,7 @@ def build_plan(context: Context, tensors: dict[str, Traced], batch: int) -> Plan
         outputs={layer: axis_of(axis) for layer, axis in context.makers},
         folds=list(context.folds),
         activations=list(context.activations),
+        prologues=list(context.prologues),
     )
 
 

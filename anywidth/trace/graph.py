@@ -57,8 +57,11 @@ def plan(model: nn.Module, example_input: Any) -> Plan:
         if number > 0:
             context.costs, context.folds, context.activations = before
     if context.activations:
-        joined = _joined_in_training(model, inputs)
+        joined, prologues = _joined_in_training(model, inputs)
         context.activations = [pair for pair in context.activations if pair in joined]
+        context.prologues = [
+            chain for chain in _prologues(graphs[0]) if chain in prologues and chain[:2] in joined
+        ]
     found = build_plan(context, tensors, _batch_size(inputs))
     found.example = [
         (tuple(x.shape), str(x.dtype).removeprefix("torch."))
@@ -109,19 +112,49 @@ def _export_in_mode(model: nn.Module, inputs: tuple[Any, ...], training: bool) -
             module.training = mode
 
 
-def _joined_in_training(model: nn.Module, inputs: tuple[Any, ...]) -> list[tuple[str, str]]:
-    """(batch norm, what alone reads it) in training, where more may come between or read along."""
+def _joined_in_training(
+    model: nn.Module, inputs: tuple[Any, ...]
+) -> tuple[list[tuple[str, str]], list[tuple[str, str, str]]]:
+    """(batch norm, what alone reads it) in training, where more may come between or read along.
+
+    Second, those with the convolution that alone reads what the reader gives.
+    """
     try:
         exported = _export_in_mode(model, inputs, training=True)
     except Exception:
-        return []  # nothing is known, so nothing is joined
+        return [], []  # nothing is known, so nothing is joined
+    pairs = [(_layer(norm), _layer(reader)) for norm, reader in _read_alone(exported)]
+    return pairs, _prologues(exported)
+
+
+def _read_alone(exported: Any) -> list[tuple[torch.fx.Node, torch.fx.Node]]:
+    """Batch norms that are called once, each with the one operation that reads its output."""
     norms = [node for node in exported.graph.nodes if _op_name(node.target) == "batch_norm"]
     times = Counter(_layer(norm) for norm in norms)
     return [
-        (_layer(norm), _layer(next(iter(norm.users))))
+        (norm, next(iter(norm.users)))
         for norm in norms
         if times[_layer(norm)] == len(norm.users) == 1
     ]
+
+
+def _prologues(exported: Any) -> list[tuple[str, str, str]]:
+    """(batch norm, activation, convolution), each alone in reading what the one before gives."""
+    convolutions = Counter(
+        _layer(node) for node in exported.graph.nodes if _op_name(node.target) == "conv2d"
+    )
+    found = []
+    for norm, activation in _read_alone(exported):
+        readers = list(activation.users)
+        if (
+            _op_name(activation.target) in ACTIVATIONS
+            and len(readers) == 1
+            and _op_name(readers[0].target) == "conv2d"
+            and readers[0].args[0] is activation
+            and convolutions[_layer(readers[0])] == 1
+        ):
+            found.append((_layer(norm), _layer(activation), _layer(readers[0])))
+    return found
 
 
 def _unused(model: nn.Module, exported: Any) -> set[str]:

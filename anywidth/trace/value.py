@@ -43,6 +43,8 @@ class Context:
     folds: list[tuple[str, str]] = field(default_factory=list)
     # (batch norm, activation) where nothing but the activation reads the norm's output.
     activations: list[tuple[str, str]] = field(default_factory=list)
+    # (batch norm, activation, convolution) where each alone reads what the one before gives.
+    prologues: list[tuple[str, str, str]] = field(default_factory=list)
     # Whether a norm of the present layer's output could be merged into the weight it holds.
     is_foldable: bool = False
     op: str = ""

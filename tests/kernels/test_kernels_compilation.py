@@ -18,8 +18,7 @@ from anywidth.kernels import (
     batch_norm_forward,
     batch_norm_small,
     depthwise_forward,
-    depthwise_input_gradient,
-    depthwise_weight_gradient,
+    depthwise_gradients,
 )
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -28,8 +27,7 @@ MODULES = (
     batch_norm_forward,
     batch_norm_small,
     depthwise_forward,
-    depthwise_input_gradient,
-    depthwise_weight_gradient,
+    depthwise_gradients,
 )
 KERNELS = {
     name: value
@@ -59,9 +57,8 @@ def launches(monkeypatch):
 def _launch_everything(channels: int, kernel: int, stride: int) -> None:
     x = torch.empty(2, channels, 9, 9, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
     filters = torch.empty(ALL_CHANNELS, 1, kernel, kernel)
-    y = depthwise_forward.depthwise_forward(x, filters, stride, kernel // 2)
-    depthwise_input_gradient.depthwise_input_gradient(y, filters, x.shape, stride, kernel // 2)
-    depthwise_weight_gradient.depthwise_weight_gradient(x, y, filters, stride, kernel // 2)
+    y, _ = depthwise_forward.depthwise_forward(x, filters, stride, kernel // 2)
+    depthwise_gradients.depthwise_gradients(x, y, filters, stride, kernel // 2)
     # Parameters and statistics that begin anywhere.
     start = channels // 8 % 4
     flat = torch.empty(4 * ALL_CHANNELS + start)
@@ -71,6 +68,11 @@ def _launch_everything(channels: int, kernel: int, stride: int) -> None:
     z = batch_norm_forward.normalize_and_activate(x, terms, "relu")
     _, _, corrections = batch_norm_backward.parameter_gradients(x, z, terms, weight, bias, "relu")
     batch_norm_backward.input_gradient(x, z, terms, corrections, "relu")
+    done = (filters, stride, kernel // 2, terms, "relu")
+    y, partial = depthwise_forward.depthwise_forward(x, *done, statistics=True)
+    depthwise_gradients.depthwise_gradients(x, y, *done)
+    merged = (weight, bias, mean, variance, batches, 0.1, 1e-5)
+    batch_norm_forward.merged_terms(partial, y.numel() // channels, *merged)
     running = (mean, variance, batches)
     y, terms = batch_norm_small.small_forward(x, weight, bias, *running, 0.1, 1e-5, "relu")
     batch_norm_small.small_backward(x, y, terms, weight, bias, "relu")
@@ -93,7 +95,8 @@ def _cache_keys(launches) -> set[str]:
 def test_a_new_width_compiles_nothing(launches, widths, kernel, stride):
     _launch_everything(widths[0], kernel, stride)
     first = _cache_keys(launches)
-    assert len(first) == len(KERNELS)
+    # The depthwise kernels have two variants each, with and without a norm.
+    assert len(first) == len(KERNELS) + 2
     for channels in widths[1:]:
         _launch_everything(channels, kernel, stride)
     assert _cache_keys(launches) == first
@@ -130,7 +133,7 @@ def test_kernels_compile_and_move_whole_vectors(launches):
         assembly = _compile(name, arguments, named)
         loads = re.findall(r"ld\.global\S*", assembly)
         if name.startswith("depthwise"):
-            assert any(load.endswith(".v2.b32") for load in loads), name
+            assert not any(load.endswith("16") for load in loads), name
         elif named.get("ALIGNED"):
             assert any(load.endswith(".v4.b32") for load in loads), name
         assert ".local" not in assembly, f"{name} spills"

@@ -28,4 +28,9 @@ def test_interpreted(checks):
 
 
 def test_every_file_of_checks_is_run():
-    assert [path.stem for path in CHECKS] == ["check_batch_norm", "check_depthwise", "check_layers"]
+    assert [path.stem for path in CHECKS] == [
+        "check_batch_norm",
+        "check_deferred_norm",
+        "check_depthwise",
+        "check_layers",
+    ]

@@ -8,7 +8,10 @@ from interpreter import assert_near
 from torch import Tensor, nn
 
 import anywidth as aw
+from anywidth import kernels
+from anywidth.errors import AnywidthError
 from anywidth.fast_layers import use_kernels
+from anywidth.kernels import batch_norm_small
 from anywidth.layers import drop_fast_paths
 
 WIDTHS = (1.0, 0.3)
@@ -52,8 +55,34 @@ def _networks() -> dict[str, nn.Module]:
     }
 
 
+@pytest.fixture
+def deferred(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Shapes of the tensors whose norm was left to a convolution, however few their pixels."""
+    monkeypatch.setattr(batch_norm_small, "MOST_PIXELS", 0)
+    shapes: list[tuple[int, ...]] = []
+    whole = kernels.deferred_norm
+
+    def watched(x: Tensor, *work: object) -> object:
+        shapes.append(tuple(x.shape))
+        return whole(x, *work)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(kernels, "deferred_norm", watched)
+    return shapes
+
+
 @pytest.mark.parametrize("name", _networks())
 def test_gradients_are_those_of_plain_layers(name: str) -> None:
+    _compare(name)
+
+
+@pytest.mark.parametrize("name", _networks())
+def test_gradients_are_those_of_plain_layers_over_many_pixels(name: str, deferred: list) -> None:
+    _compare(name)
+    # The stem's norm, and the one after the first expansion, at both widths.
+    assert len(deferred) == (4 if name == "inverted residuals" else 0)
+
+
+def _compare(name: str) -> None:
     fast = _converted(_networks()[name]).to(memory_format=torch.channels_last)
     slow = copy.deepcopy(fast).double()
     use_kernels(fast)
@@ -203,3 +232,78 @@ def test_hooks_see_what_they_would_without_kernels(place: int) -> None:
     use_kernels(model)
     model[place].register_full_backward_hook(lambda *_: None)
     assert_near(model(x), expected, 1e-4)
+
+
+class Separable(nn.Module):
+    """Pointwise and depthwise convolutions in a row, with something between that may change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expand = nn.Conv2d(3, 16, 1, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(16) for _ in range(2))
+        self.activations = nn.ModuleList(nn.ReLU6() for _ in range(2))
+        self.depthwise = nn.Conv2d(16, 16, 3, 2, 1, groups=16, bias=False)
+        self.last = nn.Linear(16, 5)
+        self.factor = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.activations[0](self.norms[0](self.expand(x)))
+        if self.factor != 1.0:
+            x = x * self.factor
+        x = self.activations[1](self.norms[1](self.depthwise(x)))
+        return self.last(x.mean((2, 3)))
+
+
+def test_a_depthwise_convolution_does_the_norm_before_it(deferred: list) -> None:
+    model = _converted(Separable()).train()
+    assert aw.plan_of(model).prologues == [("norms.0", "activations.0", "depthwise")]
+    plain = copy.deepcopy(model)
+    use_kernels(model)
+    x = torch.randn(4, 3, 8, 8)
+    assert_near(model(x), plain(x), 1e-5)
+    assert deferred == [(4, 16, 8, 8)]
+    assert_near(copy.deepcopy(model)(x), copy.deepcopy(plain)(x), 1e-5)
+    assert_near(model.eval()(x), plain.eval()(x), 1e-5)
+    drop_fast_paths(model)
+    assert_near(model.train()(x), plain.train()(x), 1e-5)
+    assert len(deferred) == 2
+
+
+@pytest.mark.parametrize("path", ["norms.0", "activations.0", "depthwise", "norms.1"])
+def test_a_norm_is_not_left_to_a_convolution_where_hooks_watch(deferred: list, path: str) -> None:
+    model = _converted(Separable()).train()
+    plain = copy.deepcopy(model)
+    use_kernels(model)
+    seen: list[Tensor] = []
+    model.get_submodule(path).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    x = torch.randn(4, 3, 8, 8)
+    assert_near(model(x), plain(x), 1e-5)
+    expected: list[Tensor] = []
+    plain.get_submodule(path).register_forward_pre_hook(lambda _, given: expected.append(given[0]))
+    plain(x)
+    assert_near(seen[0], expected[0], 1e-5)
+
+
+def test_a_norm_that_was_left_to_a_convolution_is_never_lost(deferred: list) -> None:
+    model = _converted(Separable()).train()
+    use_kernels(model)
+    x = torch.randn(4, 3, 8, 8)
+    model.factor = 2.0  # not so when the network was traced
+    with pytest.raises(AnywidthError, match="does something in between"):
+        model(x)
+    model.eval()(x)
+    model.factor = 1.0
+    model.train()(x)
+
+
+def test_statistics_are_not_those_of_a_tensor_that_has_changed(deferred: list) -> None:
+    model = _converted(Separable()).train()
+    plain = copy.deepcopy(model)
+    use_kernels(model)
+    x = torch.randn(4, 3, 8, 8)
+    for each in (model, plain):
+        whole = each.depthwise.forward
+        each.depthwise.forward = lambda given, whole=whole: whole(given).mul_(2).add_(1)
+    assert_near(model(x), plain(x), 1e-5)
+    for ours, exact in zip(model.buffers(), plain.buffers(), strict=True):
+        assert_near(ours, exact, 1e-5)

@@ -1,0 +1,1 @@
+"""Layers of converted networks that run on the kernels; `anywidth.fast_layers` puts them in."""

@@ -1,0 +1,400 @@
+"""Depthwise convolution, channels last: the gradients of its input and of its filters, at once.
+
+Both need the same neighbourhood of ``dy``, which is read once. The convolution may have normalised
+and activated its input while reading it; the same is done here, and the sums that the norm's own
+gradients need are taken on the way.
+
+Sums over pixels have two stages without atomics, so that a gradient is the same bit for bit every
+time: programs write partial sums over their share of the pixels, then a second kernel adds them.
+"""
+
+# mypy: allow-untyped-defs, disable-error-code="assignment"
+# ruff: noqa: RUF005 (Triton knows no unpacking)
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from anywidth.kernels.activations import activate, through_activation
+from anywidth.kernels.compilation import compile_once
+from anywidth.kernels.depthwise_tiles import (
+    Tile,
+    columns_inside,
+    load_rows,
+    load_taps,
+    load_terms,
+    locate,
+    repeat,
+    stride_between_pixels,
+)
+from anywidth.kernels.shared_buffers import gradient_sum
+from anywidth.kernels.tiling import (
+    ceil_divide,
+    choose_folds,
+    choose_parts,
+    choose_strips,
+    multiprocessors,
+)
+
+# By (kernel size, stride); columns are a multiple of the stride.
+TILES = {
+    (3, 1): Tile(columns=4, vector=2, ahead=1, positions=8, vectors=16),
+    (3, 2): Tile(columns=4, vector=2, ahead=1, positions=8, vectors=16),
+    (5, 1): Tile(columns=2, vector=2, ahead=1, positions=8, vectors=16),
+    (5, 2): Tile(columns=2, vector=2, ahead=1, positions=8, vectors=16),
+}
+_SHORTEST_STRIP = 8
+_PROGRAMS_A_MULTIPROCESSOR = 8
+_SUM_ROWS = 128
+_SUM_COLUMNS = 8
+
+
+@triton.jit
+def spread_back(
+    window,
+    taps,
+    nothing,
+    KERNEL: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PADDING: tl.constexpr,
+    RING: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    LEFTMOST: tl.constexpr,
+):
+    """The gradient of a group of ``STRIDE`` input rows, from the rows of ``dy`` that reach it."""
+    found = ()
+    for r in tl.static_range(STRIDE):
+        line = ()
+        for t in tl.static_range(COLUMNS):
+            total = nothing
+            for i in tl.static_range(KERNEL):
+                if i >= r and (i - r) % STRIDE == 0:
+                    for d in tl.static_range(KERNEL):
+                        if (t + PADDING - d) % STRIDE == 0:
+                            row = window[RING - 1 - (i - r) // STRIDE]
+                            dy = row[(t + PADDING - d) // STRIDE - LEFTMOST]
+                            total += dy.to(tl.float32) * taps[i * KERNEL + d]
+            line = line + (total,)
+        found = found + (line,)
+    return found
+
+
+@triton.jit
+def add_products(
+    sums,
+    window,
+    inputs,
+    KERNEL: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PADDING: tl.constexpr,
+    RING: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    LEFTMOST: tl.constexpr,
+):
+    """Add to every tap the products of a group of input rows with what they met of ``dy``."""
+    updated = ()
+    for i in tl.static_range(KERNEL):
+        for d in tl.static_range(KERNEL):
+            total = sums[i * KERNEL + d]
+            for r in tl.static_range(STRIDE):
+                if i >= r and (i - r) % STRIDE == 0:
+                    for t in tl.static_range(COLUMNS):
+                        if (t + PADDING - d) % STRIDE == 0:
+                            row = window[RING - 1 - (i - r) // STRIDE]
+                            dy = row[(t + PADDING - d) // STRIDE - LEFTMOST]
+                            total += dy.to(tl.float32) * inputs[r][t]
+            updated = updated + (total,)
+    return updated
+
+
+@compile_once
+def depthwise_gradients_kernel(
+    x_ptr: tl.tensor,
+    dy_ptr: tl.tensor,
+    weight_slice_ptr: tl.tensor,
+    terms_ptr: tl.tensor,
+    dx_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    norm_partial_ptr: tl.tensor,
+    images: int,
+    height: int,
+    width: int,
+    out_height: int,
+    out_width: int,
+    channels: int,
+    vectors: int,
+    folds: int,
+    tiles: int,
+    blocks_of_vectors: int,
+    strips: int,
+    groups: int,
+    items: int,
+    parts: int,
+    weight_channel: int,
+    weight_row: int,
+    weight_column: int,
+    KERNEL: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PADDING: tl.constexpr,
+    NORMED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    AHEAD: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    VECTORS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+) -> None:
+    """Walk down strips of the images: each step finishes a group of ``STRIDE`` input rows.
+
+    Group ``g`` begins at row ``STRIDE * g - PHASE`` and is reached by the ``RING`` rows of ``dy``
+    up to ``g + PADDING // STRIDE``. With ``NORMED``, ``dx`` is the gradient of the normalised and
+    activated input, and the norm's sums of it are taken: of the gradient before the activation,
+    ``dz``, and of ``dz * (x - mean)``.
+    """
+    RING: tl.constexpr = (KERNEL + STRIDE - 1) // STRIDE
+    PHASE: tl.constexpr = PADDING % STRIDE
+    LEFTMOST: tl.constexpr = -((KERNEL - 1 - PADDING) // STRIDE)
+    SPAN: tl.constexpr = (COLUMNS - 1 + PADDING) // STRIDE - LEFTMOST + 1
+    program = tl.program_id(0)
+    block_of_vectors = program % blocks_of_vectors
+    part = program // blocks_of_vectors
+    place = block_of_vectors * VECTORS + tl.arange(0, VECTORS)
+    channel = (place % vectors)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+    taps = load_taps(
+        weight_slice_ptr, channel, channels, weight_channel, weight_row, weight_column, KERNEL
+    )
+    pixel = stride_between_pixels(channels, vectors, VECTOR, ALIGNED)
+    line = width * pixel
+    out_line = out_width * pixel
+    nothing = tl.zeros((POSITIONS, VECTORS, VECTOR), tl.float32)
+    sums = repeat(nothing, KERNEL * KERNEL)
+    if NORMED:
+        mean, scale, shift = load_terms(terms_ptr, channel, channels)
+        norm_sums = nothing
+        norm_products = nothing
+    for item in range(part, items, parts):
+        image, tile, vector, works = locate(
+            item // strips, block_of_vectors, images, tiles, vectors, folds, POSITIONS, VECTORS
+        )
+        left = tile * (COLUMNS // STRIDE) + LEFTMOST
+        readable = columns_inside(left, out_width, works, channel < channels, SPAN, ALIGNED)
+        used = columns_inside(tile * COLUMNS, width, works, channel < channels, COLUMNS, ALIGNED)
+        group = (item % strips) * groups
+        x_row = group * STRIDE - PHASE
+        last_row = tl.minimum(x_row + groups * STRIDE, height)
+        row = group + PADDING // STRIDE - RING + 1
+        lane = (vector * VECTOR)[None, :, None] + tl.arange(0, VECTOR)[None, None, :]
+        x_offset = (((image * height + x_row) * width + tile * COLUMNS) * pixel)[:, :, None] + lane
+        dy_offset = (((image * out_height + row) * out_width + left) * pixel)[:, :, None] + lane
+
+        window = load_rows(
+            dy_ptr, dy_offset, row, out_height, out_line, pixel, readable, RING - 1 + AHEAD, SPAN
+        )
+        coming = load_rows(
+            x_ptr, x_offset, x_row, last_row, line, pixel, used, AHEAD * STRIDE, COLUMNS
+        )
+        for _ in range(groups):
+            window = window + load_rows(
+                dy_ptr,
+                dy_offset + (RING - 1 + AHEAD) * out_line,
+                row + RING - 1 + AHEAD,
+                out_height,
+                out_line,
+                pixel,
+                readable,
+                1,
+                SPAN,
+            )
+            coming = coming + load_rows(
+                x_ptr,
+                x_offset + AHEAD * STRIDE * line,
+                x_row + AHEAD * STRIDE,
+                last_row,
+                line,
+                pixel,
+                used,
+                STRIDE,
+                COLUMNS,
+            )
+            found = spread_back(
+                window, taps, nothing, KERNEL, STRIDE, PADDING, RING, COLUMNS, LEFTMOST
+            )
+            inputs = ()
+            for r in tl.static_range(STRIDE):
+                inside = (x_row + r >= 0) & (x_row + r < last_row)
+                values = ()
+                for t in tl.static_range(COLUMNS):
+                    x = coming[r][t].to(tl.float32)
+                    dx = found[r][t].to(dx_ptr.dtype.element_ty)
+                    tl.store(
+                        dx_ptr + (x_offset + (r * width + t) * pixel), dx, mask=used[t] & inside
+                    )
+                    if NORMED:
+                        centered = x - mean
+                        z = centered * scale + shift
+                        x = tl.where(used[t] & inside, activate(z, ACTIVATION), 0.0)
+                        dz = through_activation(dx.to(tl.float32), z, ACTIVATION)
+                        dz = tl.where(used[t] & inside, dz, 0.0)
+                        norm_sums += dz
+                        norm_products += dz * centered
+                    values = values + (x,)
+                inputs = inputs + (values,)
+            sums = add_products(
+                sums, window, inputs, KERNEL, STRIDE, PADDING, RING, COLUMNS, LEFTMOST
+            )
+            window = window[1:]
+            coming = coming[STRIDE:]
+            x_offset += STRIDE * line
+            dy_offset += out_line
+            x_row += STRIDE
+            row += 1
+
+    inside = (place < folds * vectors)[:, None] & (channel < channels)
+    row = part * folds + place // vectors
+    for i in tl.static_range(KERNEL * KERNEL):
+        offset = (row * (KERNEL * KERNEL) + i)[:, None] * pixel + channel
+        tl.store(partial_ptr + offset, tl.sum(sums[i], axis=0), mask=inside)
+    if NORMED:
+        offset = row[:, None] * pixel + channel
+        tl.store(norm_partial_ptr + offset, tl.sum(norm_sums, axis=0), mask=inside)
+        offset += parts * folds * pixel
+        tl.store(norm_partial_ptr + offset, tl.sum(norm_products, axis=0), mask=inside)
+
+
+@compile_once
+def add_partial_sums_kernel(
+    partial_ptr: tl.tensor,
+    gradient_ptr: tl.tensor,
+    rows: int,
+    channels: int,
+    all_channels: int,
+    ADDED: tl.constexpr,
+    TAPS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    """Add ``rows`` partial sums; channels beyond the active ones have no gradient.
+
+    ``all_channels`` are covered. With ``ADDED`` the sums are added to what is there.
+    """
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    tap = column // all_channels
+    channel = column % all_channels
+    active = (tap < TAPS) & (channel < channels)
+    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, rows, ROWS):
+        row = start + tl.arange(0, ROWS)
+        offset = row[:, None] * (TAPS * channels) + (tap * channels + channel)[None, :]
+        sums += tl.load(
+            partial_ptr + offset, mask=(row < rows)[:, None] & active[None, :], other=0.0
+        )
+    total = tl.sum(sums, axis=0)
+    place = gradient_ptr + channel * TAPS + tap
+    if ADDED:
+        total += tl.load(place, mask=active, other=0.0)
+    tl.store(place, total.to(gradient_ptr.dtype.element_ty), mask=tap < TAPS)
+
+
+def depthwise_gradients(
+    x: Tensor,
+    dy: Tensor,
+    weight: Tensor,
+    stride: int,
+    padding: int,
+    terms: Tensor | None = None,
+    activation: str = "none",
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The gradients of the convolution's input and of ``weight``, and the norm's partial sums.
+
+    The weight's is as large as the weight, zero for the channels that were not used. Where a sum of
+    gradients is kept it is added there, and none is returned. With the ``terms`` of a norm the
+    input's is that of ``x`` normalised and activated, and the partial sums are what
+    :func:`~anywidth.kernels.batch_norm_backward.finish_parameter_gradients` takes.
+    """
+    images, channels, height, width = x.shape
+    kernel = weight.shape[2]
+    dx = torch.empty_like(x, memory_format=torch.channels_last)
+    tile = TILES[kernel, stride]
+    vectors = ceil_divide(channels, tile.vector)
+    folds = choose_folds(vectors, tile.vectors)
+    tiles = ceil_divide(width, tile.columns)
+    blocks_of_vectors = ceil_divide(vectors * folds, tile.vectors)
+    blocks_of_positions = ceil_divide(images * tiles, folds * tile.positions)
+    wanted = _PROGRAMS_A_MULTIPROCESSOR * multiprocessors(x.device)
+    all_groups = ceil_divide(height + padding % stride, stride)
+    strips = choose_strips(
+        blocks_of_vectors * blocks_of_positions, all_groups, _SHORTEST_STRIP, wanted
+    )
+    items = blocks_of_positions * strips
+    parts = choose_parts(blocks_of_vectors, items, wanted)
+    partial = torch.empty(
+        (parts, folds, kernel * kernel, channels), dtype=torch.float32, device=x.device
+    )
+    norm_partial = None
+    if terms is not None:
+        norm_partial = torch.empty(
+            (2, parts * folds, channels), dtype=torch.float32, device=x.device
+        )
+    depthwise_gradients_kernel[(blocks_of_vectors * parts,)](
+        x,
+        dy,
+        weight,
+        partial if terms is None else terms,
+        dx,
+        partial,
+        partial if norm_partial is None else norm_partial,
+        images,
+        height,
+        width,
+        dy.shape[2],
+        dy.shape[3],
+        channels,
+        vectors,
+        folds,
+        tiles,
+        blocks_of_vectors,
+        strips,
+        ceil_divide(all_groups, strips),
+        items,
+        parts,
+        weight.stride(0),
+        weight.stride(2),
+        weight.stride(3),
+        KERNEL=kernel,
+        STRIDE=stride,
+        PADDING=padding,
+        NORMED=terms is not None,
+        ACTIVATION=activation,
+        COLUMNS=tile.columns,
+        VECTOR=tile.vector,
+        AHEAD=tile.ahead,
+        POSITIONS=tile.positions,
+        VECTORS=tile.vectors,
+        ALIGNED=channels % tile.vector == 0,
+        num_warps=tile.warps,
+    )
+    return dx, _weight_gradient(partial, weight), norm_partial
+
+
+def _weight_gradient(partial: Tensor, weight: Tensor) -> Tensor | None:
+    parts, folds, taps, channels = partial.shape
+    total = gradient_sum(weight)
+    gradient = total
+    if gradient is None:
+        gradient = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    covered = weight.shape[0] if total is None else channels
+    add_partial_sums_kernel[(ceil_divide(covered * taps, _SUM_COLUMNS),)](
+        partial,
+        gradient,
+        parts * folds,
+        channels,
+        covered,
+        ADDED=total is not None,
+        TAPS=taps,
+        ROWS=_SUM_ROWS,
+        COLUMNS=_SUM_COLUMNS,
+        num_warps=4,
+    )
+    return gradient if total is None else None
