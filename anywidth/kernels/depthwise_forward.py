@@ -34,13 +34,13 @@ from anywidth.kernels.tiling import (
 
 # By (kernel size, stride).
 TILES = {
-    (3, 1): Tile(columns=4, vector=2, ahead=1, positions=8, vectors=16),
-    (3, 2): Tile(columns=4, vector=2, ahead=1, positions=8, vectors=16),
+    (3, 1): Tile(columns=4, vector=2, ahead=1, positions=4, vectors=32),
+    (3, 2): Tile(columns=4, vector=4, ahead=1, positions=4, vectors=16, warps=2),
     (5, 1): Tile(columns=2, vector=2, ahead=2, positions=8, vectors=16),
     (5, 2): Tile(columns=2, vector=2, ahead=1, positions=8, vectors=16),
 }
 _SHORTEST_STRIP = 8
-_PROGRAMS_A_MULTIPROCESSOR = 8
+_PROGRAMS_A_MULTIPROCESSOR = 4
 
 
 @triton.jit

@@ -39,13 +39,13 @@ from anywidth.kernels.tiling import (
 
 # By (kernel size, stride); columns are a multiple of the stride.
 TILES = {
-    (3, 1): Tile(columns=4, vector=2, ahead=1, positions=8, vectors=16),
-    (3, 2): Tile(columns=4, vector=2, ahead=1, positions=8, vectors=16),
+    (3, 1): Tile(columns=8, vector=2, ahead=1, positions=8, vectors=16),
+    (3, 2): Tile(columns=4, vector=4, ahead=1, positions=4, vectors=16, warps=2),
     (5, 1): Tile(columns=2, vector=2, ahead=1, positions=8, vectors=16),
     (5, 2): Tile(columns=2, vector=2, ahead=1, positions=8, vectors=16),
 }
 _SHORTEST_STRIP = 8
-_PROGRAMS_A_MULTIPROCESSOR = 8
+_PROGRAMS_A_MULTIPROCESSOR = 4
 _SUM_ROWS = 128
 _SUM_COLUMNS = 8
 
