@@ -44,6 +44,7 @@ ROTATED_BYTES = 200e6  # inputs are rotated over this much memory, beyond the ca
 # Largest error as a share of the largest value: rounding of the output, then float32 sums.
 TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 5e-6}
 SUM_TOLERANCE = 1e-5
+FLIPPED = 5e-4  # of sums over values of which a few may be rounded either way
 NAMES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 MODULES = (
     batch_norm_backward,
@@ -141,6 +142,19 @@ def both_versions(check: Check) -> tuple[list[Tensor], Any, Any, list[Tensor]]:
     return parameters, normalize, our_normalize, running
 
 
+class RoundedGradient(torch.autograd.Function):
+    """Passes on what it gets; the gradient is rounded to another type on its way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = dtype
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient.to(ctx.dtype).to(gradient.dtype), None
+
+
 def deferred_versions(check: Check) -> tuple[list[Tensor], Any, Any, list[Tensor]]:
     """A norm that the convolution after it does, and the statistics of that one's output."""
     channels, half = check.shape[1], check.kernel // 2
@@ -154,8 +168,9 @@ def deferred_versions(check: Check) -> tuple[list[Tensor], Any, Any, list[Tensor
         z = functional.batch_norm(
             x, None, None, weight[:channels], bias[:channels], True, 0.5, 1e-5
         )
-        filters = filters[:channels]
-        return functional.conv2d(activate(z), filters, None, check.stride, half, groups=channels)
+        # The gradient between the two is written to memory, so a perfect kernel rounds it too.
+        z = RoundedGradient.apply(activate(z), NAMES[check.dtype])
+        return functional.conv2d(z, filters[:channels], None, check.stride, half, groups=channels)
 
     def ours(x: Tensor, weight: Tensor, bias: Tensor, filters: Tensor) -> Tensor:
         norm = kernels.deferred_norm(x, weight, bias, None, None, 0.5, 1e-5, check.activation)
@@ -206,8 +221,8 @@ def compare(check: Check) -> dict[str, Any]:
     errors = {"y": (error(y.detach(), expected.detach()), tolerance)}
     limits = {"dx": tolerance}
     if check.operation == "norm, depthwise":
-        # The gradient between the two is rounded as well.
-        limits = {"dx": 2 * tolerance, "dw": tolerance, "db": tolerance}
+        # Where float32 is off by a hair, the gradient between the two is rounded the other way.
+        limits = {"dx": 2 * tolerance, "dw": FLIPPED, "db": FLIPPED}
     for name, one, other in zip(["dx", "dw", "db", "df"], actual, gradients, strict=False):
         errors[name] = (error(one, other), limits.get(name, SUM_TOLERANCE))
     if running:
