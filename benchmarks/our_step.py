@@ -1,0 +1,77 @@
+"""How long our step over four widths takes, and its memory: to compare two commits on one GPU.
+
+    python3 -m benchmarks.our_step
+
+Unlike `benchmarks.step` nothing else is timed, so that it takes half a minute: run it in a checkout
+of each commit, one after the other on the same machine, and compare.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import anywidth as aw
+
+# Network, pixels, batch, options: as trained on CIFAR-10, and at ImageNet's size.
+SETTINGS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
+    "MobileNet v1, 32 px, total stride 8": ("mobilenet_v1", 32, 512, {"total_stride": 8}),
+    "MobileNet v2, 32 px, strides 1,2,1,2,2": (
+        "mobilenet_v2",
+        32,
+        512,
+        {"strides": (1, 2, 1, 2, 2)},
+    ),
+    "MobileNet v1, 224 px": ("mobilenet_v1", 224, 256, {}),
+}
+LOWEST = {"mobilenet_v1": 0.25, "mobilenet_v2": 0.35}
+
+
+def measure(name: str, pixels: int, batch: int, options: dict[str, Any]) -> dict[str, float]:
+    """The median of five times ten steps, and the most memory that was held."""
+    torch.manual_seed(0)
+    torch.cuda.reset_peak_memory_stats()
+    model = getattr(aw.models, name)(num_classes=10, **options)
+    aw.slimmable(model, example_input=torch.randn(2, 3, pixels, pixels), verified=False)
+    model.cuda()
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=0.01, momentum=0.9, nesterov=True, fused=True
+    )
+    step = aw.SandwichStep(model, optimizer, F.cross_entropy, engine="graphs")
+    step.sampling = aw.Sampling("fixed", widths=(1.0, LOWEST[name], 0.475, 0.725))
+    x = torch.randn(batch, 3, pixels, pixels, device="cuda")
+    x = x.contiguous(memory_format=torch.channels_last)
+    y = torch.randint(0, 10, (batch,), device="cuda")
+    for _ in range(6):
+        step(x, y)
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        for _ in range(10):
+            step(x, y)
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - begin) * 100)
+    gigabytes = torch.cuda.max_memory_allocated() / 2**30
+    return {"step_ms": round(statistics.median(times), 2), "memory_gib": round(gigabytes, 2)}
+
+
+def main() -> int:
+    """Measure all settings; JSON to stdout."""
+    if not torch.cuda.is_available():
+        print("a CUDA GPU is needed", file=sys.stderr)
+        return 1
+    found = {text: measure(*setting) for text, setting in SETTINGS.items()}
+    device = torch.cuda.get_device_name()
+    print(json.dumps({"device": device, "torch": torch.__version__, "steps": found}, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
