@@ -41,7 +41,13 @@ from anywidth.studies.processes import work_through
 from anywidth.studies.recipes import DATA, study_recipe
 from anywidth.studies.reporting import facts_of, write_study
 from anywidth.studies.tables import collect
-from anywidth.studies.trainings import Job, jobs_of, read_class_count, read_measurement
+from anywidth.studies.trainings import (
+    Job,
+    jobs_of,
+    read_class_count,
+    read_measurement,
+    read_test_image_count,
+)
 from anywidth.tasks.classification import open_trained
 
 TABLE = (0.25, 0.5, 0.75, 1.0)
@@ -73,11 +79,24 @@ def test_no_configuration_is_trained_twice(data: str, tmp_path: Path) -> None:
     assert len(main) == 24
     first = {job.name for job in main if job.config.seed == 0}
     assert first < {job.name for job in jobs}
-    kept = ("epochs", "learning_rate", "weight_decay", "batch_size", "momentum", "cutout")
-    kept += ("label_smoothing", "calibration_augmented")
-    assert len({tuple(getattr(job.config, name) for name in kept) for job in jobs}) == 1
-    strides = {(job.config.model, job.config.total_stride, job.config.strides) for job in jobs}
-    assert len(strides) == 2  # one form of each network
+    kept = ("model", "epochs", "learning_rate", "weight_decay", "batch_size", "momentum", "cutout")
+    kept += ("label_smoothing", "calibration_augmented", "total_stride", "strides")
+    kinds = {tuple(getattr(job.config, name) for name in kept) for job in jobs}
+    assert len(kinds) == 2  # one form and one recipe of each network
+
+
+def test_epochs_are_told_apart_where_networks_differ(tmp_path: Path) -> None:
+    recipes = {
+        network.name: study_recipe("cifar10", network, tmp_path)
+        for network in (MOBILENET_V1, MOBILENET_V2)
+    }
+    study = study_named("main")
+    jobs = jobs_of([study], {"main": 1}, recipes, tmp_path)
+    both = facts_of(study, jobs, 1, "")["recipe"]
+    assert "epochs 80 (mobilenet_v1) and 50 (mobilenet_v2), batches of 512" in both
+    divisor = study_named("divisor")
+    jobs = jobs_of([divisor], {"divisor": 1}, recipes, tmp_path)
+    assert facts_of(divisor, jobs, 1, "")["recipe"].startswith("epochs 80, batches of 512")
 
 
 def test_every_line_with_numbers_of_the_paper_finds_them() -> None:
@@ -188,9 +207,12 @@ def test_the_page_counts_the_images_that_there_were(measured: Path, tmp_path: Pa
     assert facts_of(study, jobs, 1, "")["statistics"] == expected
 
 
-def test_findings_know_how_many_classes_there_were(measured: Path) -> None:
+def test_findings_know_how_many_classes_and_images_there_were(measured: Path) -> None:
     (job,) = tiny_jobs(study_named("bn-statistics"), measured)
     assert read_class_count(job) == 10
+    data = open_trained(measured / "runs" / job.name, "cpu").data
+    assert data is not None
+    assert read_test_image_count(job) == data.validation.samples
 
 
 def test_trainings_of_an_older_version_are_taken(measured: Path, tmp_path: Path) -> None:

@@ -100,6 +100,23 @@ def test_what_the_seeds_leave_open_is_called_open() -> None:
     assert judge([0.1], limit=0.2) is Verdict.HOLDS
 
 
+def test_one_seed_says_no_more_than_its_test_images_can() -> None:
+    """Two error rates near 10 %, of 10,000 images each, differ by 0.42 points by chance."""
+    levels = results_of({"one": [10.0], "other": [10.4], "third": [10.5]})
+    results = Results(levels.spectra, {}, test_images=10_000)
+    close = compare("Better", results, V1, "one", "other", TABLE)
+    assert close.verdict is Verdict.OPEN
+    assert "(one seed, ± 0.43 by the number of test images)" in close.text
+    assert compare("Better", results, V1, "one", "third", TABLE).verdict is Verdict.HOLDS
+    assert compare("Better", results, V1, "third", "one", TABLE).verdict is Verdict.FAILS
+    same = compare("Better", results, V1, "one", "other", TABLE, same_weights=True)
+    assert same.verdict is Verdict.HOLDS
+    assert "(one seed)" in same.text
+    assert compare("Better", levels, V1, "one", "other", TABLE).verdict is Verdict.HOLDS
+    seeds = Results(results_of({"one": [10.0, 10.1], "other": [10.2, 10.3]}).spectra, {}, None, 100)
+    assert compare("Better", seeds, V1, "one", "other", TABLE).verdict is Verdict.HOLDS
+
+
 def test_the_paper_is_quoted_where_it_has_numbers() -> None:
     results = results_of({"I-Net": [10.0], "S-Net": [10.0], "US-Net": [9.0]})
     paper = {

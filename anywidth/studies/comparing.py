@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,11 +29,13 @@ class Results:
         spectra: line → seed → spectrum.
         paper: line → width → top-1 error; lines the paper has no numbers for are left out.
         classes: how many there are to choose from, where that is known.
+        test_images: how many the errors were measured with, where that is known.
     """
 
     spectra: Mapping[Line, Mapping[int, Spectrum]]
     paper: Mapping[Line, Mapping[float, float]]
     classes: int | None = None
+    test_images: int | None = None
 
     def seeds(self, line: Line) -> Mapping[int, Spectrum]:
         if line not in self.spectra:
@@ -55,6 +58,13 @@ class Results:
     def learned_nothing(self, errors: Sequence[float]) -> bool:
         """Whether all errors are those of guessing, so that their order says nothing."""
         return self.classes is not None and min(errors) >= chance(self.classes) - NEAR_CHANCE
+
+    def sampling_error(self, one: float, other: float) -> float:
+        """The standard error of the difference of two error rates, in points; 0 if not known."""
+        if self.test_images is None:
+            return 0.0
+        variances = [error * (100 - error) / self.test_images for error in (one, other)]
+        return math.sqrt(sum(variances))
 
     def paper_error(self, line: Line, widths: Sequence[float]) -> float | None:
         """The paper's mean error over some widths, if it printed all of them."""
@@ -86,14 +96,15 @@ def chance(classes: int) -> float:
     return 100 * (1 - 1 / classes)
 
 
-def judge(values: Sequence[float], limit: float = 0.0) -> Verdict:
+def judge(values: Sequence[float], limit: float = 0.0, noise: float = 0.0) -> Verdict:
     """Whether the mean of the seeds is at most `limit`.
 
     It is too close to call where the seeds differ by more than the mean lies from the limit. One
-    seed alone knows no spread: its value decides.
+    seed alone knows no spread, so that `noise` stands in for it.
     """
     mean = statistics.mean(values)
-    if len(values) > 1 and abs(mean - limit) < statistics.stdev(values):
+    spread = statistics.stdev(values) if len(values) > 1 else noise
+    if abs(mean - limit) < spread:
         return Verdict.OPEN
     return Verdict.HOLDS if mean <= limit else Verdict.FAILS
 
@@ -107,6 +118,7 @@ def compare(
     widths: Sequence[float],
     limit: float = 0.0,
     at_least: bool = False,
+    same_weights: bool = False,
 ) -> Finding:
     """How the error of one setting lies to another's, in the mean over some widths.
 
@@ -119,6 +131,7 @@ def compare(
         widths: the mean is over these.
         limit: the claim holds if the first's error exceeds the second's by at most this.
         at_least: the claim holds if it exceeds it by at least this instead.
+        same_weights: one training measured twice, so that small differences count too.
     """
     first, second = (network, one), (network, other)
     common = [s for s in results.seeds(first) if s in results.seeds(second)]
@@ -128,16 +141,18 @@ def compare(
     )
     differences = [ours[seed] - theirs[seed] for seed in common]
     sign = -1 if at_least else 1
-    verdict = judge([sign * value for value in differences], sign * limit)
+    means = [statistics.mean(ours.values()), statistics.mean(theirs.values())]
+    noise = 0.0 if same_weights else results.sampling_error(*means)
+    verdict = judge([sign * value for value in differences], sign * limit, noise)
     remark = ""
-    if results.learned_nothing([statistics.mean(ours.values()), statistics.mean(theirs.values())]):
+    if results.learned_nothing(means):
         verdict, remark = Verdict.OPEN, GUESSING
     printed = [results.paper_error(line, widths) for line in (first, second)]
     paper = None
     if printed[0] is not None and printed[1] is not None:
         paper = printed[0] - printed[1]
     text = f"{claim}: the error of {one} is {spell(differences)} that of {other}"
-    where = f"{spell_widths(widths)} ({spell_spread(differences, paper)})"
+    where = f"{spell_widths(widths)} ({spell_spread(differences, paper, noise)})"
     return Finding(verdict, f"{text}, {where}{remark}.")
 
 
@@ -149,9 +164,9 @@ def spell(values: Sequence[float]) -> str:
     return f"{abs(mean):.2f} points {'below' if mean < 0 else 'above'}"
 
 
-def spell_spread(values: Sequence[float], paper: float | None) -> str:
+def spell_spread(values: Sequence[float], paper: float | None, noise: float = 0.0) -> str:
     """The spread over the seeds, and the paper's difference where it printed one."""
-    spread = "one seed"
+    spread = f"one seed, ± {noise:.2f} by the number of test images" if noise else "one seed"
     if len(values) > 1:
         spread = f"± {statistics.stdev(values):.2f} over {len(values)} seeds"
     if paper is None:

@@ -12,7 +12,13 @@ from anywidth.studies.figures import draw
 from anywidth.studies.measuring import samples_of
 from anywidth.studies.parts import Measurement, Study
 from anywidth.studies.tables import collect, to_csv, to_markdown
-from anywidth.studies.trainings import Job, read_class_count, read_image_count, read_pieces
+from anywidth.studies.trainings import (
+    Job,
+    read_class_count,
+    read_image_count,
+    read_pieces,
+    read_test_image_count,
+)
 from anywidth.tasks.classification import ClassificationConfig
 
 
@@ -28,7 +34,7 @@ def write_study(
         out: the studies' folder.
         command: what repeats it.
     """
-    results = collect(study, seeds, out, read_class_count(jobs[0]))
+    results = collect(study, seeds, out, read_class_count(jobs[0]), read_test_image_count(jobs[0]))
     found = study.find(results)
     facts = facts_of(study, jobs, seeds, command)
     page = out / f"{study.name}.md"
@@ -52,9 +58,9 @@ def facts_of(study: Study, jobs: Sequence[Job], seeds: int, command: str) -> dic
         "data": config.data
         + (f", {config.limit} training images" if config.limit is not None else ""),
         "networks": "; ".join(networks),
-        "recipe": f"epochs {config.epochs}, batches of {config.batch_size}, learning rate "
+        "recipe": f"{_epochs(jobs)}, batches of {config.batch_size}, learning rate "
         f"{config.learning_rate}, weight decay {config.weight_decay}, label smoothing "
-        f"{config.label_smoothing}, cutout {config.cutout} px, the same for all",
+        f"{config.label_smoothing}, cutout {config.cutout} px, the same for all of a network",
         "seeds": str(seeds),
         "statistics": _statistics(study, jobs)
         + (", augmented as in training" if config.calibration_augmented else ""),
@@ -90,6 +96,14 @@ def _average(job: Job, measurement: Measurement) -> str:
     if wanted is None or used is None or used == wanted:
         return text
     return f"{text}, all there are of {wanted} asked for"
+
+
+def _epochs(jobs: Sequence[Job]) -> str:
+    """How long each network was trained; once where all are alike."""
+    by_network = {job.config.model: job.config.epochs for job in jobs}
+    if len(set(by_network.values())) == 1:
+        return f"epochs {jobs[0].config.epochs}"
+    return "epochs " + " and ".join(f"{count} ({name})" for name, count in by_network.items())
 
 
 def _form(config: ClassificationConfig) -> str:

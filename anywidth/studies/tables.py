@@ -18,8 +18,14 @@ _COLUMNS = ("network", "setting", "seed", "width", "multiply_adds", "parameters"
             "top5_error", "loss", "paper_top1_error")  # fmt: skip
 
 
-def collect(study: Study, seeds: int, out: Path, classes: int | None = None) -> Results:
-    """Reads what the trainings of a study left on disk; `classes` as in `Results`."""
+def collect(
+    study: Study,
+    seeds: int,
+    out: Path,
+    classes: int | None = None,
+    test_images: int | None = None,
+) -> Results:
+    """Reads what the trainings of a study left on disk; the last two are as in `Results`."""
     spectra: dict[Line, dict[int, Spectrum]] = {}
     paper: dict[Line, dict[float, float]] = {}
     for setting in study.settings:
@@ -28,7 +34,7 @@ def collect(study: Study, seeds: int, out: Path, classes: int | None = None) -> 
         if setting.paper is not None:
             table, name = setting.paper
             paper[line] = paper_errors(table, setting.network.name, name)
-    return Results(spectra, paper, classes)
+    return Results(spectra, paper, classes, test_images)
 
 
 def _spectrum(setting: Setting, seed: int, out: Path) -> Spectrum:

@@ -128,6 +128,7 @@ def work_on(job: Job) -> bool:
                     "version": _VERSION,
                     **provenance(device),
                     "images": image_count(trained, measurement),
+                    "test_images": data.validation.samples,
                     "spectra": {part: one.to_json() for part, one in found.items()},
                 },
             )
@@ -156,8 +157,17 @@ def read_measurement(folder: Path, measurement: Measurement, part: str) -> Spect
 
 def read_image_count(job: Job, measurement: Measurement) -> int | None:
     """How many images a measurement calibrated with; None where its file does not say."""
+    return _read_count(job, measurement, "images")
+
+
+def read_test_image_count(job: Job) -> int | None:
+    """How many images errors were measured with; None where the file does not say."""
+    return _read_count(job, job.measurements[0], "test_images")
+
+
+def _read_count(job: Job, measurement: Measurement, name: str) -> int | None:
     path = _file(job.folder, measurement)
-    found = read_json(path).get("images") if path.exists() else None
+    found = read_json(path).get(name) if path.exists() else None
     return found if isinstance(found, int) else None
 
 
