@@ -93,7 +93,7 @@ def test_epochs_are_told_apart_where_networks_differ(tmp_path: Path) -> None:
     study = study_named("main")
     jobs = jobs_of([study], {"main": 1}, recipes, tmp_path)
     both = facts_of(study, jobs, 1, "")["recipe"]
-    assert "epochs 80 (mobilenet_v1) and 50 (mobilenet_v2), batches of 512" in both
+    assert "epochs 80 (mobilenet_v1) and 40 (mobilenet_v2), batches of 512" in both
     divisor = study_named("divisor")
     jobs = jobs_of([divisor], {"divisor": 1}, recipes, tmp_path)
     assert facts_of(divisor, jobs, 1, "")["recipe"].startswith("epochs 80, batches of 512")
