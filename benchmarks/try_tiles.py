@@ -33,6 +33,9 @@ TILES_TO_TRY = [
     Tile(4, 4, 1, positions=8, vectors=8, warps=2),
     Tile(2, 4, 2, positions=8, vectors=16),
     Tile(2, 8, 1),
+    Tile(4, 2, 1, positions=4, vectors=32),
+    Tile(8, 2, 1, positions=8, vectors=16),
+    *(Tile(columns, 4, 1, positions=4, vectors=16, warps=2) for columns in (2, 4)),
 ]
 BLOCKS_TO_TRY = [(32, 4), (32, 8), (64, 4), (64, 8), (128, 2), (128, 4)]
 

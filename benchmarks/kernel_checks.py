@@ -1,0 +1,277 @@
+"""Compare the GPU kernels with float64 PyTorch, and see that a new width compiles nothing."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from anywidth import kernels
+from anywidth.kernels import (
+    batch_norm_backward,
+    batch_norm_forward,
+    batch_norm_small,
+    depthwise_forward,
+    depthwise_gradients,
+)
+
+# Largest error as a share of the largest value: rounding of the output, then float32 sums.
+TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 5e-6}
+SUM_TOLERANCE = 1e-5
+FLIPPED = 5e-4  # of sums over values of which a few may be rounded either way
+NAMES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+MODULES = (
+    batch_norm_backward,
+    batch_norm_forward,
+    batch_norm_small,
+    depthwise_forward,
+    depthwise_gradients,
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One call to compare with float64: a depthwise convolution, a batch norm, or both at once."""
+
+    operation: str
+    dtype: str
+    shape: tuple[int, int, int, int]
+    kernel: int = 0
+    stride: int = 0
+    activation: str = ""
+
+
+def checks() -> Iterator[list[Check]]:
+    """Groups of checks; a group shares what has to be compiled."""
+    aligned = [(3, 8, 7, 7), (2, 40, 14, 15), (4, 256, 7, 8), (8, 64, 57, 56)]
+    other = [(1, 1, 1, 1), (5, 3, 5, 7), (2, 33, 8, 5), (3, 257, 7, 9)]
+    # Batch norm over more than 4,096 pixels takes other kernels than over fewer.
+    many_pixels = [(8, 40, 23, 24), (9, 3, 31, 33), (5, 257, 30, 31)]
+    sizes = [(kernel, stride) for kernel in (3, 5) for stride in (1, 2)]
+    for kernel, stride in sizes:
+        for shapes in (aligned, other):
+            yield [Check("depthwise", "bf16", shape, kernel, stride) for shape in shapes]
+    for dtype, kernel, stride in [("fp32", 3, 1), ("fp32", 5, 2), ("fp16", 3, 2), ("fp16", 5, 1)]:
+        yield [Check("depthwise", dtype, shape, kernel, stride) for shape in aligned]
+    for kernel, stride in sizes:
+        for activation in ("none", "silu"):  # without kinks, which rounding may take either way
+            shapes = [(2, 40, 14, 15), (8, 64, 57, 56), *many_pixels]
+            yield [Check("norm, depthwise", "bf16", s, kernel, stride, activation) for s in shapes]
+    yield [Check("norm, depthwise", "fp32", s, 3, 1, "silu") for s in many_pixels]
+    for activation in kernels.ACTIVATIONS:
+        for dtype in NAMES:
+            shapes = aligned + other[1:] + many_pixels if dtype == "bf16" else aligned
+            yield [Check("batch norm", dtype, s, activation=activation) for s in shapes]
+
+
+def channels_last(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Normal random numbers."""
+    x = torch.randn(shape, dtype=dtype, device="cuda")
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def error(actual: Tensor, expected: Tensor) -> float:
+    """The largest error as a share of the largest value; infinite where there is a NaN."""
+    largest = expected.abs().max().clamp(min=1e-3)
+    share = float((actual.double() - expected).abs().max() / largest)
+    return share if share == share else float("inf")
+
+
+def both_versions(check: Check) -> tuple[list[Tensor], Any, Any, list[Tensor]]:
+    """Random parameters, the float64 function, ours, and what each left in running statistics."""
+    channels, half = check.shape[1], check.kernel // 2
+    if check.operation == "depthwise":
+        filters = torch.randn(channels + 5, 1, check.kernel, check.kernel, device="cuda")
+
+        def convolve(x: Tensor, weight: Tensor) -> Tensor:
+            weight = weight[:channels]
+            return functional.conv2d(x, weight, None, check.stride, half, groups=channels)
+
+        def our_convolve(x: Tensor, weight: Tensor) -> Tensor:
+            return kernels.depthwise_conv2d(x, weight, check.stride, half)
+
+        return [filters], convolve, our_convolve, []
+    if check.operation == "norm, depthwise":
+        return deferred_versions(check)
+
+    running = [
+        torch.zeros(2, channels, dtype=d, device="cuda") for d in (torch.double, torch.float)
+    ]
+
+    def normalize(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        mean, variance = running[0]
+        z = functional.batch_norm(
+            x, mean, variance, weight[:channels], bias[:channels], True, 0.5, 1e-5
+        )
+        return z if check.activation == "none" else getattr(functional, check.activation)(z)
+
+    def our_normalize(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        mean, variance = running[1]
+        return kernels.batch_norm_act(x, weight, bias, mean, variance, 0.5, 1e-5, check.activation)
+
+    parameters = [torch.randn(channels + 5, device="cuda") for _ in range(2)]
+    return parameters, normalize, our_normalize, running
+
+
+class RoundedGradient(torch.autograd.Function):
+    """Passes on what it gets; the gradient is rounded to another type on its way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = dtype
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient.to(ctx.dtype).to(gradient.dtype), None
+
+
+def deferred_versions(check: Check) -> tuple[list[Tensor], Any, Any, list[Tensor]]:
+    """A norm that the convolution after it does, and the statistics of that one's output."""
+    channels, half = check.shape[1], check.kernel // 2
+    size = channels + 5
+    found = torch.zeros(2, 2, channels, dtype=torch.double, device="cuda")
+
+    def activate(z: Tensor) -> Tensor:
+        return z if check.activation == "none" else getattr(functional, check.activation)(z)
+
+    def exact(x: Tensor, weight: Tensor, bias: Tensor, filters: Tensor) -> Tensor:
+        z = functional.batch_norm(
+            x, None, None, weight[:channels], bias[:channels], True, 0.5, 1e-5
+        )
+        # The gradient between the two is written to memory, so a perfect kernel rounds it too.
+        z = RoundedGradient.apply(activate(z), NAMES[check.dtype])
+        return functional.conv2d(z, filters[:channels], None, check.stride, half, groups=channels)
+
+    def ours(x: Tensor, weight: Tensor, bias: Tensor, filters: Tensor) -> Tensor:
+        norm = kernels.deferred_norm(x, weight, bias, None, None, 0.5, 1e-5, check.activation)
+        y, partial = kernels.depthwise_conv2d_with_statistics(x, filters, check.stride, half, norm)
+        if partial is not None:
+            whole = y.detach().double()
+            found[0] = torch.stack([whole.mean((0, 2, 3)), whole.var((0, 2, 3), correction=0)])
+            ones, zeros = torch.ones(size, device="cuda"), torch.zeros(size, device="cuda")
+            after = kernels.deferred_norm(
+                y.detach(), ones, zeros, None, None, 0.5, 1e-5, "none", None, partial
+            )
+            found[1] = after.terms[:2]
+        return y
+
+    parameters = [torch.randn(size, device="cuda") for _ in range(2)]
+    parameters.append(torch.randn(size, 1, check.kernel, check.kernel, device="cuda"))
+    return parameters, exact, ours, list(found)
+
+
+def near_kink(check: Check, inputs: list[Tensor]) -> Tensor:
+    """Where rounding decides which side of a kink an activation is on: its slope is either's."""
+    kinks = {"relu": (0.0,), "relu6": (0.0, 6.0), "hardswish": (-3.0, 3.0)}
+    if check.activation not in kinks:
+        return torch.zeros((), dtype=torch.bool, device="cuda")
+    x, weight, bias = (t.detach() for t in inputs)
+    channels = x.shape[1]
+    z = functional.batch_norm(x, None, None, weight[:channels], bias[:channels], True, 0.5, 1e-5)
+    return torch.stack([(z - kink).abs() < 1e-4 for kink in kinks[check.activation]]).any(0)
+
+
+def compare(check: Check) -> dict[str, Any]:
+    """Run one check; errors by what was compared."""
+    x = channels_last(*check.shape, dtype=NAMES[check.dtype]).requires_grad_()
+    parameters, exact, ours, running = both_versions(check)
+    inputs = [x, *(p.requires_grad_() for p in parameters)]
+    exact_inputs = [t.detach().double().requires_grad_() for t in inputs]
+    expected = exact(*exact_inputs)
+    dy = channels_last(*expected.shape, dtype=x.dtype)
+    dy[near_kink(check, exact_inputs)] = 0
+    gradients = torch.autograd.grad(expected, exact_inputs, dy.double())
+    # Memory that nothing was written to holds NaN in this mode.
+    torch.use_deterministic_algorithms(True)
+    y = ours(*inputs)
+    actual = torch.autograd.grad(y, inputs, dy)
+    torch.use_deterministic_algorithms(False)
+
+    tolerance = TOLERANCE[x.dtype]
+    errors = {"y": (error(y.detach(), expected.detach()), tolerance)}
+    limits = {"dx": tolerance}
+    if check.operation == "norm, depthwise":
+        # Where float32 is off by a hair, the gradient between the two is rounded the other way.
+        limits = {"dx": 2 * tolerance, "dw": FLIPPED, "db": FLIPPED}
+    for name, one, other in zip(["dx", "dw", "db", "df"], actual, gradients, strict=False):
+        errors[name] = (error(one, other), limits.get(name, SUM_TOLERANCE))
+    if running:
+        errors["running"] = (error(running[1], running[0]), SUM_TOLERANCE)
+    passed = all(value <= limit for value, limit in errors.values())
+    return asdict(check) | {"passed": passed, "errors": {k: v for k, (v, _) in errors.items()}}
+
+
+def compare_group(group: list[Check]) -> list[dict[str, Any]]:
+    """Run a group of checks in a process of its own."""
+    torch.manual_seed(time.time_ns() % 2**31)
+    return [compare(check) for check in group]
+
+
+def check_everything(processes: int) -> list[dict[str, Any]]:
+    """Compile and check in parallel; what is compiled stays in Triton's cache on disk."""
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        results = [row for rows in pool.map(compare_group, checks()) for row in rows]
+    worst: dict[str, float] = {}
+    for row in results:
+        for name, value in row["errors"].items():
+            key = f"{row['operation']} {row['dtype']} {name}"
+            worst[key] = max(worst.get(key, 0.0), value)
+        if not row["passed"]:
+            print("FAIL", row)
+    print("\nlargest error against float64, as a share of the largest value")
+    for key, value in sorted(worst.items()):
+        print(f"  {key:28} {value:.1e}")
+    passed = sum(row["passed"] for row in results)
+    print(f"{'PASS' if passed == len(results) else 'FAIL'}: {passed} of {len(results)} checks")
+    return results
+
+
+def variants() -> Counter[str]:
+    """Compiled variants of every kernel in this process."""
+    counts: Counter[str] = Counter()
+    for module in MODULES:
+        for name, value in vars(module).items():
+            if name.endswith("_kernel") and hasattr(value, "device_caches"):
+                counts[name] = sum(len(cache[0]) for cache in value.device_caches.values())
+    return counts
+
+
+def train_once(channels: int) -> None:
+    """A depthwise layer and its batch norm, forward and backward, over few pixels and many."""
+    for size in (14, 28):
+        train_layer(channels_last(16, channels, size, size).requires_grad_())
+    torch.cuda.synchronize()
+
+
+def train_layer(x: Tensor) -> None:
+    filters = torch.randn(512, 1, 3, 3, device="cuda", requires_grad=True)
+    weight, bias = (torch.randn(512, device="cuda", requires_grad=True) for _ in range(2))
+    y = kernels.depthwise_conv2d(x, filters, 1, 1)
+    z = kernels.batch_norm_act(y, weight, bias, None, None, 0.1, 1e-5, "relu")
+    z.backward(torch.ones_like(z))
+    norm = kernels.deferred_norm(x, weight, bias, None, None, 0.1, 1e-5, "relu")
+    y, partial = kernels.depthwise_conv2d_with_statistics(x, filters, 1, 1, norm)
+    z = kernels.batch_norm_act(y, weight, bias, None, None, 0.1, 1e-5, "relu", None, partial)
+    z.backward(torch.ones_like(z))
+
+
+def check_new_widths() -> dict[str, Any]:
+    """Ten widths after the first: no variant more, and how long the slowest took."""
+    train_once(512)
+    before = variants()
+    slowest = 0.0
+    for channels in (128, 136, 160, 200, 248, 256, 320, 328, 440, 496):
+        start = time.perf_counter()
+        train_once(channels)
+        slowest = max(slowest, time.perf_counter() - start)
+    passed = variants() == before
+    print(f"{'PASS' if passed else 'FAIL'}: ten new widths, {sum(before.values())} variants before")
+    print(f"  and {sum(variants().values())} after; the slowest first sight {slowest * 1e3:.1f} ms")
+    return {"passed": passed, "variants": dict(variants()), "slowest_ms": slowest * 1e3}
