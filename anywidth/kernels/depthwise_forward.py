@@ -15,6 +15,7 @@ from torch import Tensor
 from anywidth.kernels.activations import activate
 from anywidth.kernels.compilation import compile_once
 from anywidth.kernels.depthwise_tiles import (
+    Launch,
     Tile,
     columns_inside,
     load_rows,
@@ -24,13 +25,7 @@ from anywidth.kernels.depthwise_tiles import (
     repeat,
     stride_between_pixels,
 )
-from anywidth.kernels.tiling import (
-    ceil_divide,
-    choose_folds,
-    choose_parts,
-    choose_strips,
-    multiprocessors,
-)
+from anywidth.kernels.tiling import choose_parts
 
 # By (kernel size, stride).
 TILES = {
@@ -39,8 +34,6 @@ TILES = {
     (5, 1): Tile(columns=2, vector=2, ahead=2, positions=8, vectors=16),
     (5, 2): Tile(columns=2, vector=2, ahead=1, positions=8, vectors=16),
 }
-_SHORTEST_STRIP = 8
-_PROGRAMS_A_MULTIPROCESSOR = 4
 
 
 @triton.jit
@@ -284,21 +277,13 @@ def depthwise_forward(
         memory_format=torch.channels_last,
     )
     tile = TILES[kernel, stride]
-    vectors = ceil_divide(channels, tile.vector)
-    folds = choose_folds(vectors, tile.vectors)
-    tiles = ceil_divide(out_width, tile.columns)
-    blocks_of_vectors = ceil_divide(vectors * folds, tile.vectors)
-    blocks_of_positions = ceil_divide(images * tiles, folds * tile.positions)
-    wanted = _PROGRAMS_A_MULTIPROCESSOR * multiprocessors(x.device)
-    strips = choose_strips(
-        blocks_of_vectors * blocks_of_positions, out_height, _SHORTEST_STRIP, wanted
-    )
-    items = parts = blocks_of_positions * strips
-    partial = None
+    launch = Launch.of(tile, images, channels, out_height, out_width, x.device)
+    parts, partial = launch.items, None
     if statistics:
-        parts = choose_parts(blocks_of_vectors, items, wanted)
-        partial = torch.empty((3, parts * folds, channels), dtype=torch.float32, device=x.device)
-    depthwise_forward_kernel[(blocks_of_vectors * parts,)](
+        parts = choose_parts(launch.blocks_of_vectors, launch.items, launch.wanted)
+        rows = parts * launch.folds
+        partial = torch.empty((3, rows, channels), dtype=torch.float32, device=x.device)
+    depthwise_forward_kernel[(launch.blocks_of_vectors * parts,)](
         x,
         weight,
         x if terms is None else terms,
@@ -310,13 +295,13 @@ def depthwise_forward(
         out_height,
         out_width,
         channels,
-        vectors,
-        folds,
-        tiles,
-        blocks_of_vectors,
-        strips,
-        ceil_divide(out_height, strips),
-        items,
+        launch.vectors,
+        launch.folds,
+        launch.tiles,
+        launch.blocks_of_vectors,
+        launch.strips,
+        launch.rows,
+        launch.items,
         parts,
         weight.stride(0),
         weight.stride(2),

@@ -19,6 +19,7 @@ from torch import Tensor
 from anywidth.kernels.activations import activate, through_activation
 from anywidth.kernels.compilation import compile_once
 from anywidth.kernels.depthwise_tiles import (
+    Launch,
     Tile,
     columns_inside,
     load_rows,
@@ -29,13 +30,7 @@ from anywidth.kernels.depthwise_tiles import (
     stride_between_pixels,
 )
 from anywidth.kernels.shared_buffers import gradient_sum
-from anywidth.kernels.tiling import (
-    ceil_divide,
-    choose_folds,
-    choose_parts,
-    choose_strips,
-    multiprocessors,
-)
+from anywidth.kernels.tiling import ceil_divide, choose_parts
 
 # By (kernel size, stride); columns are a multiple of the stride.
 TILES = {
@@ -44,8 +39,6 @@ TILES = {
     (5, 1): Tile(columns=2, vector=2, ahead=1, positions=8, vectors=16),
     (5, 2): Tile(columns=2, vector=2, ahead=1, positions=8, vectors=16),
 }
-_SHORTEST_STRIP = 8
-_PROGRAMS_A_MULTIPROCESSOR = 4
 _SUM_ROWS = 128
 _SUM_COLUMNS = 8
 
@@ -317,18 +310,10 @@ def depthwise_gradients(
     kernel = weight.shape[2]
     dx = torch.empty_like(x, memory_format=torch.channels_last)
     tile = TILES[kernel, stride]
-    vectors = ceil_divide(channels, tile.vector)
-    folds = choose_folds(vectors, tile.vectors)
-    tiles = ceil_divide(width, tile.columns)
-    blocks_of_vectors = ceil_divide(vectors * folds, tile.vectors)
-    blocks_of_positions = ceil_divide(images * tiles, folds * tile.positions)
-    wanted = _PROGRAMS_A_MULTIPROCESSOR * multiprocessors(x.device)
-    all_groups = ceil_divide(height + padding % stride, stride)
-    strips = choose_strips(
-        blocks_of_vectors * blocks_of_positions, all_groups, _SHORTEST_STRIP, wanted
-    )
-    items = blocks_of_positions * strips
-    parts = choose_parts(blocks_of_vectors, items, wanted)
+    groups = ceil_divide(height + padding % stride, stride)
+    launch = Launch.of(tile, images, channels, groups, width, x.device)
+    folds = launch.folds
+    parts = choose_parts(launch.blocks_of_vectors, launch.items, launch.wanted)
     partial = torch.empty(
         (parts, folds, kernel * kernel, channels), dtype=torch.float32, device=x.device
     )
@@ -337,7 +322,7 @@ def depthwise_gradients(
         norm_partial = torch.empty(
             (2, parts * folds, channels), dtype=torch.float32, device=x.device
         )
-    depthwise_gradients_kernel[(blocks_of_vectors * parts,)](
+    depthwise_gradients_kernel[(launch.blocks_of_vectors * parts,)](
         x,
         dy,
         weight,
@@ -351,13 +336,13 @@ def depthwise_gradients(
         dy.shape[2],
         dy.shape[3],
         channels,
-        vectors,
+        launch.vectors,
         folds,
-        tiles,
-        blocks_of_vectors,
-        strips,
-        ceil_divide(all_groups, strips),
-        items,
+        launch.tiles,
+        launch.blocks_of_vectors,
+        launch.strips,
+        launch.rows,
+        launch.items,
         parts,
         weight.stride(0),
         weight.stride(2),

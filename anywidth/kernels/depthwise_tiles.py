@@ -12,8 +12,14 @@ are computed one by one are tuples of such tensors, so that a neighbour is an in
 
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
+
+from anywidth.kernels.tiling import ceil_divide, choose_folds, choose_strips, multiprocessors
+
+_SHORTEST_STRIP = 8
+_PROGRAMS_A_MULTIPROCESSOR = 4
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,44 @@ class Tile:
     positions: int = 16
     vectors: int = 8
     warps: int = 4
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the work of one kernel is cut: plain integers, which may change with the width."""
+
+    vectors: int  # of channels
+    folds: int  # pixels that share a row of a block
+    tiles: int  # a row of an image
+    blocks_of_vectors: int
+    strips: int  # an image
+    rows: int  # a strip
+    items: int  # blocks of positions times strips
+    wanted: int  # programs that keep the device busy
+
+    @classmethod
+    def of(
+        cls, tile: Tile, images: int, channels: int, rows: int, columns: int, device: torch.device
+    ) -> "Launch":
+        """For so many rows and columns of each image, which a program computes tile by tile."""
+        vectors = ceil_divide(channels, tile.vector)
+        folds = choose_folds(vectors, tile.vectors)
+        tiles = ceil_divide(columns, tile.columns)
+        blocks_of_vectors = ceil_divide(vectors * folds, tile.vectors)
+        blocks_of_positions = ceil_divide(images * tiles, folds * tile.positions)
+        wanted = _PROGRAMS_A_MULTIPROCESSOR * multiprocessors(device)
+        programs = blocks_of_vectors * blocks_of_positions
+        strips = choose_strips(programs, rows, _SHORTEST_STRIP, wanted)
+        return cls(
+            vectors,
+            folds,
+            tiles,
+            blocks_of_vectors,
+            strips,
+            ceil_divide(rows, strips),
+            blocks_of_positions * strips,
+            wanted,
+        )
 
 
 @triton.jit
