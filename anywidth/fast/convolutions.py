@@ -58,10 +58,11 @@ def depthwise_forward(self: Any, x: Tensor) -> Tensor:
         raise AnywidthError(
             f"a depthwise convolution of {self.in_channels} channels was to be given the output of "
             "the batch norm before it, but got another tensor. The network does something in "
-            "between that it did not do when it was traced; call use_kernels(model, False)"
+            "between that it did not do when it was traced; train it with "
+            "SandwichStep(..., kernels=False)"
         )
     x = x.contiguous(memory_format=torch.channels_last)
-    if not is_taken(self, x):
+    if deferred is None and not is_taken(self, x):
         result: Tensor = self._slow_forward(x)
         return result
     after = self.__dict__.get("_norm_after")
