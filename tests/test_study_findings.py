@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 import anywidth as aw
+from anywidth.plots import style
 from anywidth.spectra import Spectrum, SpectrumPoint, spectrum_widths
 from anywidth.studies.comparing import Finding, Results, Verdict, compare, judge
 from anywidth.studies.definitions import MOBILENET_V2, study_named
-from anywidth.studies.figures import draw
+from anywidth.studies.figures import draw, study_figure
 from anywidth.studies.findings import V1, excess_error
 from anywidth.studies.gathered import (
     GATHERED,
@@ -241,6 +242,15 @@ def test_figures_show_the_spread_of_the_seeds(name: str, tmp_path: Path) -> None
         drawn.append(written[1].read_text())
     assert drawn[0] != drawn[1]
     assert all(label in drawn[0] for label in picture.labels)
+
+
+def test_the_whole_spread_is_on_the_axis() -> None:
+    picture = study_named("main").figures()[0]
+    with style():
+        figure = study_figure(picture, results_of({"US-Net": [10.0, 50.0], "I-Net": [9.0, 11.0]}))
+    low, high = figure.axes[0].get_ylim()
+    assert low <= 9.0
+    assert high >= 50.0
 
 
 # ---- benchmarks gathered -------------------------------------------------------------------------

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from anywidth.files import write_atomically
 from anywidth.plots import figure_bytes, spectra_figure, style
@@ -10,30 +13,52 @@ from anywidth.studies.comparing import METRIC, Results
 from anywidth.studies.parts import Picture
 from anywidth.studies.tables import mean_spectrum
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 
 def draw(picture: Picture, results: Results, out: Path) -> list[Path]:
     """Writes a figure as PNG and SVG."""
-    lines = [(picture.network.name, label) for label in picture.labels]
-    by_seed = [results.seeds(line) for line in lines]
     written = []
     with style():
-        figure = spectra_figure([mean_spectrum(one) for one in by_seed], METRIC, picture.title)
-        axes = figure.axes[0]
-        # A line was drawn for each setting, in their order, its points sorted by their cost.
-        for drawn, one in zip(axes.lines, by_seed, strict=True):
-            seeds = [
-                sorted((point.macs, point.metrics[METRIC]) for point in spectrum.points)
-                for spectrum in one.values()
-            ]
-            values = list(zip(*([error for _, error in points] for points in seeds), strict=True))
-            low, high = [min(v) for v in values], [max(v) for v in values]
-            places = drawn.get_xdata()
-            if len(one) > 1 and len(values) > len(picture.network.widths):
-                axes.fill_between(places, low, high, color=drawn.get_color(), alpha=0.15, lw=0)
-            elif len(one) > 1:
-                axes.vlines(places, low, high, color=drawn.get_color(), lw=1.2)
+        figure = study_figure(picture, results)
         for form in ("png", "svg"):
             path = out / f"{picture.file}.{form}"
             write_atomically(path, figure_bytes(figure, form))
             written.append(path)
     return written
+
+
+def study_figure(picture: Picture, results: Results) -> Figure:
+    """The figure that `draw` writes; call it inside `style()`."""
+    by_seed = [results.seeds((picture.network.name, label)) for label in picture.labels]
+    figure = spectra_figure([mean_spectrum(one) for one in by_seed], METRIC, picture.title)
+    axes = figure.axes[0]
+    # A line was drawn for each setting, in their order, its points sorted by their cost.
+    for drawn, one in zip(axes.lines, by_seed, strict=True):
+        seeds = [
+            sorted((point.macs, point.metrics[METRIC]) for point in spectrum.points)
+            for spectrum in one.values()
+        ]
+        values = list(zip(*([error for _, error in points] for points in seeds), strict=True))
+        low, high = [min(v) for v in values], [max(v) for v in values]
+        places = drawn.get_xdata()
+        if len(one) > 1 and len(values) > len(picture.network.widths):
+            axes.fill_between(places, low, high, color=drawn.get_color(), alpha=0.15, lw=0)
+        elif len(one) > 1:
+            axes.vlines(places, low, high, color=drawn.get_color(), lw=1.2)
+        _make_room(axes, [sum(v) / len(v) for v in values], low, high)
+    return figure
+
+
+def _make_room(
+    axes: Axes, means: Sequence[float], low: Sequence[float], high: Sequence[float]
+) -> None:
+    """Extends the axis to what lies around the means on it; means that fail stay outside."""
+    bottom, top = axes.get_ylim()
+    shown = [bottom <= mean <= top for mean in means]
+    axes.set_ylim(
+        min([bottom, *itertools.compress(low, shown)]),
+        max([top, *itertools.compress(high, shown)]),
+    )
