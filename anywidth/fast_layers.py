@@ -1,9 +1,9 @@
 """On a GPU, converted layers that run on kernels whose channel count is a run-time argument.
 
 cuDNN prepares every new shape of a convolution anew, up to a second each; these layers do not:
-depthwise convolutions and batch norm (with the activation after it) are Triton kernels, pointwise
-convolutions are plain matrix products. Each takes its fast path where it can and does what it did
-before everywhere else, so the same network still runs on a CPU.
+depthwise convolutions, those of pictures and batch norm (with the activation after it) are Triton
+kernels, pointwise convolutions are plain matrix products. Each takes its fast path where it can and
+does what it did before everywhere else, so the same network still runs on a CPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from anywidth.fast.convolutions import (
     depthwise_forward,
     is_depthwise,
     is_pointwise,
+    is_stem,
     pointwise_forward,
+    stem_forward,
 )
 from anywidth.fast.norms import defer, is_plain_norm, join, norm_forward
 from anywidth.fast.paths import give, has
@@ -42,13 +44,16 @@ def use_kernels(model: nn.Module, enabled: bool = True) -> nn.Module:
                 give(module, depthwise_forward)
             elif is_pointwise(module):
                 give(module, pointwise_forward)
+            elif is_stem(module):
+                give(module, stem_forward)
         elif is_plain_norm(module) and is_switched_norm(module):
             give(module, norm_forward)
     for norm, activation, convolution in plan.prologues:
         defer(*(model.get_submodule(path) for path in (norm, activation, convolution)))
     for layer, norm in plan.folds:
         maker, after = model.get_submodule(layer), model.get_submodule(norm)
-        if has(maker, depthwise_forward) and has(after, norm_forward):
+        measures = has(maker, depthwise_forward) or has(maker, stem_forward)
+        if measures and has(after, norm_forward):
             maker.__dict__["_norm_after"] = after
     return model
 

@@ -1,4 +1,4 @@
-"""Convolutions: depthwise ones are Triton kernels, pointwise ones plain matrix products."""
+"""Convolutions: of pictures and depthwise ones are kernels, pointwise ones matrix products."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from anywidth import kernels
 from anywidth.errors import AnywidthError
 from anywidth.fast.paths import DEFERRED, PARTIAL, are_watched, leave, reach, take
+from anywidth.kernels.eligibility import STEM_INPUT_CHANNELS, STEM_KERNEL_SIZE, STRIDES
 from anywidth.kernels.shared_buffers import cast_weight, gradient_sum
 from anywidth.layers import cut_name, scale_name
 
@@ -34,6 +35,18 @@ def is_pointwise(module: nn.Conv2d) -> bool:
         and module.kernel_size == (1, 1)
         and module.stride == (1, 1)
         and module.padding == (0, 0)
+    )
+
+
+def is_stem(module: nn.Conv2d) -> bool:
+    """Whether this convolution is one of a picture, for which there is a kernel."""
+    return (
+        _is_plain(module)
+        and module.bias is None
+        and module.groups == 1
+        and module.in_channels in STEM_INPUT_CHANNELS
+        and module.kernel_size == (STEM_KERNEL_SIZE, STEM_KERNEL_SIZE)
+        and module.stride[0] in STRIDES
     )
 
 
@@ -65,14 +78,37 @@ def depthwise_forward(self: Any, x: Tensor) -> Tensor:
     if deferred is None and not is_taken(self, x):
         result: Tensor = self._slow_forward(x)
         return result
-    after = self.__dict__.get("_norm_after")
-    is_measured = after is not None and after.training and not are_watched(self, after)
     made, partial = kernels.depthwise_conv2d_with_statistics(
-        x, self._parameters["weight"], self.stride[0], self.padding[0], deferred, is_measured
+        x, self._parameters["weight"], self.stride[0], self.padding[0], deferred, _is_measured(self)
     )
     if partial is not None:
         leave(made, PARTIAL, partial)
     return made
+
+
+def stem_forward(self: Any, x: Tensor) -> Tensor:
+    """A picture's convolution."""
+    state = self.__dict__
+    channels = state.get(cut_name("weight", 0))
+    weight, place = self._parameters["weight"], (self.stride[0], self.padding[0])
+    is_whole = state.get(cut_name("weight", 1)) is None and state.get(scale_name("weight"), 1) == 1
+    if type(channels) is int and is_whole and reach(x):
+        x = x.contiguous(memory_format=torch.channels_last)
+        if kernels.supports_stem_conv2d(x, weight, channels, *place):
+            made, partial = kernels.stem_conv2d_with_statistics(
+                x, weight, channels, *place, _is_measured(self)
+            )
+            if partial is not None:
+                leave(made, PARTIAL, partial)
+            return made
+    result: Tensor = self._slow_forward(x)
+    return result
+
+
+def _is_measured(convolution: Any) -> bool:
+    """Whether a norm after a convolution takes statistics, and nothing comes between the two."""
+    after = convolution.__dict__.get("_norm_after")
+    return after is not None and after.training and not are_watched(convolution, after)
 
 
 def is_taken(convolution: Any, x: Tensor) -> bool:

@@ -17,6 +17,7 @@ from anywidth.kernels.eligibility import (
     interpreted,
     obstacle_to_batch_norm_act,
     obstacle_to_depthwise_conv2d,
+    obstacle_to_stem_conv2d,
     reach,
     triton_installed,
 )
@@ -32,8 +33,10 @@ __all__ = [
     "depthwise_conv2d_with_statistics",
     "has_few_pixels",
     "reach",
+    "stem_conv2d_with_statistics",
     "supports_batch_norm_act",
     "supports_depthwise_conv2d",
+    "supports_stem_conv2d",
 ]
 
 
@@ -85,6 +88,34 @@ def depthwise_conv2d_with_statistics(
     from anywidth.kernels import depthwise
 
     return depthwise.depthwise_conv2d_with_statistics(x, weight, stride, padding, norm, statistics)
+
+
+def supports_stem_conv2d(
+    x: Tensor, weight: Tensor, channels: int, stride: int, padding: int
+) -> bool:
+    """Whether :func:`stem_conv2d_with_statistics` takes these; under autocast, with ``x`` cast."""
+    return obstacle_to_stem_conv2d(x, weight, channels, stride, padding) is None
+
+
+def stem_conv2d_with_statistics(
+    x: Tensor, weight: Tensor, channels: int, stride: int, padding: int, statistics: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """Convolve a picture: a dense 3x3 convolution of one to four input channels.
+
+    Args:
+        x: channels-last data that needs no gradient. Under autocast it is cast, as for any
+            convolution.
+        weight: filters, ``(channels, x's channels, 3, 3)``, used where they lie and cast to the
+            type of ``x``.
+        channels: how many of them are used, the first ones.
+        stride: 1 or 2.
+        padding: zeros added on every side, less than 3.
+        statistics: whether to return statistics of parts of the output, which
+            :func:`batch_norm_act` and :func:`deferred_norm` take as ``partial``.
+    """
+    from anywidth.kernels import stem
+
+    return stem.stem_conv2d_with_statistics(x, weight, channels, stride, padding, statistics)
 
 
 def supports_batch_norm_act(

@@ -4,8 +4,7 @@ Both need the same neighbourhood of ``dy``, which is read once. The convolution 
 and activated its input while reading it; the same is done here, and the sums that the norm's own
 gradients need are taken on the way.
 
-Sums over pixels have two stages without atomics, so that a gradient is the same bit for bit every
-time: programs write partial sums over their share of the pixels, then a second kernel adds them.
+Sums over pixels are partial ones here; see :mod:`anywidth.kernels.partial_sums`.
 """
 
 # mypy: allow-untyped-defs, disable-error-code="assignment"
@@ -29,7 +28,7 @@ from anywidth.kernels.depthwise_tiles import (
     repeat,
     stride_between_pixels,
 )
-from anywidth.kernels.shared_buffers import gradient_sum
+from anywidth.kernels.partial_sums import add_partial_sums, gradient_of
 from anywidth.kernels.tiling import ceil_divide, choose_parts
 
 # By (kernel size, stride); columns are a multiple of the stride.
@@ -39,8 +38,6 @@ TILES = {
     (5, 1): Tile(columns=2, vector=2, ahead=1, positions=8, vectors=16),
     (5, 2): Tile(columns=2, vector=2, ahead=1, positions=8, vectors=16),
 }
-_SUM_ROWS = 128
-_SUM_COLUMNS = 8
 
 
 @triton.jit
@@ -256,40 +253,6 @@ def depthwise_gradients_kernel(
         tl.store(norm_partial_ptr + offset, tl.sum(norm_products, axis=0), mask=inside)
 
 
-@compile_once
-def add_partial_sums_kernel(
-    partial_ptr: tl.tensor,
-    gradient_ptr: tl.tensor,
-    rows: int,
-    channels: int,
-    all_channels: int,
-    ADDED: tl.constexpr,
-    TAPS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-) -> None:
-    """Add ``rows`` partial sums; channels beyond the active ones have no gradient.
-
-    ``all_channels`` are covered. With ``ADDED`` the sums are added to what is there.
-    """
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    tap = column // all_channels
-    channel = column % all_channels
-    active = (tap < TAPS) & (channel < channels)
-    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, rows, ROWS):
-        row = start + tl.arange(0, ROWS)
-        offset = row[:, None] * (TAPS * channels) + (tap * channels + channel)[None, :]
-        sums += tl.load(
-            partial_ptr + offset, mask=(row < rows)[:, None] & active[None, :], other=0.0
-        )
-    total = tl.sum(sums, axis=0)
-    place = gradient_ptr + channel * TAPS + tap
-    if ADDED:
-        total += tl.load(place, mask=active, other=0.0)
-    tl.store(place, total.to(gradient_ptr.dtype.element_ty), mask=tap < TAPS)
-
-
 def depthwise_gradients(
     x: Tensor,
     dy: Tensor,
@@ -360,26 +323,4 @@ def depthwise_gradients(
         ALIGNED=channels % tile.vector == 0,
         num_warps=tile.warps,
     )
-    return dx, _weight_gradient(partial, weight), norm_partial
-
-
-def _weight_gradient(partial: Tensor, weight: Tensor) -> Tensor | None:
-    parts, folds, taps, channels = partial.shape
-    total = gradient_sum(weight)
-    gradient = total
-    if gradient is None:
-        gradient = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
-    covered = weight.shape[0] if total is None else channels
-    add_partial_sums_kernel[(ceil_divide(covered * taps, _SUM_COLUMNS),)](
-        partial,
-        gradient,
-        parts * folds,
-        channels,
-        covered,
-        ADDED=total is not None,
-        TAPS=taps,
-        ROWS=_SUM_ROWS,
-        COLUMNS=_SUM_COLUMNS,
-        num_warps=4,
-    )
-    return gradient if total is None else None
+    return dx, add_partial_sums(partial, *gradient_of(weight)), norm_partial

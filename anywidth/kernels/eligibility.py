@@ -10,6 +10,8 @@ from torch import Tensor
 ACTIVATIONS = ("none", "relu", "relu6", "silu", "hardswish")
 KERNEL_SIZES = (3, 5)
 STRIDES = (1, 2)
+STEM_KERNEL_SIZE = 3
+STEM_INPUT_CHANNELS = (1, 2, 3, 4)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Offsets inside the kernels are 32-bit integers, and a last block may reach past the end.
 MOST_ELEMENTS = 2**31 - 2**26
@@ -55,6 +57,38 @@ def obstacle_to_depthwise_conv2d(
     if x.shape[0] * x.shape[1] * height * width > MOST_ELEMENTS:
         return f"the output of {height}x{width} pixels has more than {MOST_ELEMENTS} elements"
     return _obstacle_to_parameter("weight", weight, x)
+
+
+def obstacle_to_stem_conv2d(
+    x: Tensor, weight: Tensor, channels: int, stride: int, padding: int
+) -> str | None:
+    """Why a convolution of a picture cannot run here, or None."""
+    obstacle = _obstacle_to_input(x)
+    if obstacle is not None:
+        return obstacle
+    kernel, read = STEM_KERNEL_SIZE, x.shape[1]
+    if x.requires_grad:
+        return "x requires a gradient, expected data"
+    if read not in STEM_INPUT_CHANNELS:
+        return f"x has {read} channels, expected one of {STEM_INPUT_CHANNELS}"
+    if weight.dim() != 4 or weight.shape[1:] != (read, kernel, kernel):
+        return f"weight has shape {tuple(weight.shape)}, expected (channels, {read}, 3, 3)"
+    if not 0 < channels <= weight.shape[0]:
+        return f"{channels} filters are to be used, expected 1 to {weight.shape[0]}"
+    if stride not in STRIDES:
+        return f"the stride is {stride}, expected one of {STRIDES}"
+    if not 0 <= padding < kernel:
+        return f"the padding is {padding}, expected 0 to {kernel - 1}"
+    height, width = ((size + 2 * padding - kernel) // stride + 1 for size in x.shape[2:])
+    if height < 1 or width < 1:
+        return f"x has shape {tuple(x.shape)}, smaller than the 3x3 kernel"
+    if x.shape[0] * channels * height * width > MOST_ELEMENTS:
+        return f"the output of {height}x{width} pixels has more than {MOST_ELEMENTS} elements"
+    if weight.dtype not in DTYPES or weight.device != x.device:
+        return (
+            f"weight is {weight.dtype} on {weight.device}, expected one of {DTYPES} on {x.device}"
+        )
+    return None
 
 
 def obstacle_to_batch_norm_act(

@@ -19,6 +19,8 @@ from anywidth.kernels import (
     batch_norm_small,
     depthwise_forward,
     depthwise_gradients,
+    partial_sums,
+    stem_convolution,
 )
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -28,6 +30,8 @@ MODULES = (
     batch_norm_small,
     depthwise_forward,
     depthwise_gradients,
+    partial_sums,
+    stem_convolution,
 )
 KERNELS = {
     name: value
@@ -73,6 +77,10 @@ def _launch_everything(channels: int, kernel: int, stride: int) -> None:
     depthwise_gradients.depthwise_gradients(x, y, *done)
     merged = (weight, bias, mean, variance, batches, 0.1, 1e-5)
     batch_norm_forward.merged_terms(partial, y.numel() // channels, *merged)
+    picture = torch.empty(2, 3, 9, 9, dtype=x.dtype).to(memory_format=torch.channels_last)
+    filters = torch.empty(ALL_CHANNELS, 3, 3, 3)
+    z, _ = stem_convolution.stem_forward(picture, filters, channels, stride, 1, True)
+    stem_convolution.stem_weight_gradient(picture, z, filters, stride, 1)
     running = (mean, variance, batches)
     y, terms = batch_norm_small.small_forward(x, weight, bias, *running, 0.1, 1e-5, "relu")
     batch_norm_small.small_backward(x, y, terms, weight, bias, "relu")
@@ -95,8 +103,9 @@ def _cache_keys(launches) -> set[str]:
 def test_a_new_width_compiles_nothing(launches, widths, kernel, stride):
     _launch_everything(widths[0], kernel, stride)
     first = _cache_keys(launches)
-    # The depthwise kernels have two variants each, with and without a norm.
-    assert len(first) == len(KERNELS) + 2
+    # The depthwise kernels have two variants each, with and without a norm; partial sums are added
+    # for filters of two sizes.
+    assert len(first) == len(KERNELS) + 3
     for channels in widths[1:]:
         _launch_everything(channels, kernel, stride)
     assert _cache_keys(launches) == first

@@ -33,4 +33,5 @@ def test_every_file_of_checks_is_run():
         "check_deferred_norm",
         "check_depthwise",
         "check_layers",
+        "check_stem",
     ]

@@ -1,6 +1,8 @@
-"""Make Triton's interpreter work with NumPy 2.4, and compare what it computes."""
+"""Make Triton's interpreter work with NumPy 2.4 and bfloat16, and compare what it computes."""
 
+import numpy as np
 import torch
+import triton.language as tl
 import triton.runtime.interpreter
 from torch import Tensor
 
@@ -14,6 +16,23 @@ def _patch_tensor_with_index(tensor, scope):
 
 
 triton.runtime.interpreter._patch_lang_tensor = _patch_tensor_with_index
+
+_dot = triton.runtime.interpreter.InterpreterBuilder.create_dot
+
+
+def _dot_of_bfloat16(self, a, b, *rest):
+    # The interpreter keeps bfloat16 as the bits of whole numbers, and would multiply these.
+    return _dot(self, _in_float32(a), _in_float32(b), *rest)
+
+
+def _in_float32(handle):
+    if handle.dtype != tl.bfloat16:
+        return handle
+    data = (handle.data.astype(np.uint32) << 16).view(np.float32)
+    return triton.runtime.interpreter.TensorHandle(data, tl.float32)
+
+
+triton.runtime.interpreter.InterpreterBuilder.create_dot = _dot_of_bfloat16
 # Memory that no kernel wrote to then holds NaN.
 torch.use_deterministic_algorithms(True)
 
