@@ -19,6 +19,8 @@ from anywidth.kernels import (
     batch_norm_small,
     depthwise_forward,
     depthwise_gradients,
+    partial_sums,
+    stem_convolution,
 )
 
 # Largest error as a share of the largest value: rounding of the output, then float32 sums.
@@ -32,12 +34,17 @@ MODULES = (
     batch_norm_small,
     depthwise_forward,
     depthwise_gradients,
+    partial_sums,
+    stem_convolution,
 )
 
 
 @dataclass(frozen=True)
 class Check:
-    """One call to compare with float64: a depthwise convolution, a batch norm, or both at once."""
+    """One call to compare with float64: a convolution, a batch norm, or both at once.
+
+    The convolution of a picture, which has three channels, makes those of ``shape``.
+    """
 
     operation: str
     dtype: str
@@ -64,6 +71,10 @@ def checks() -> Iterator[list[Check]]:
             shapes = [(2, 40, 14, 15), (8, 64, 57, 56), *many_pixels]
             yield [Check("norm, depthwise", "bf16", s, kernel, stride, activation) for s in shapes]
     yield [Check("norm, depthwise", "fp32", s, 3, 1, "silu") for s in many_pixels]
+    for stride in (1, 2):
+        for shapes in (aligned, other):
+            yield [Check("stem", "bf16", shape, 3, stride) for shape in shapes]
+        yield [Check("stem", dtype, s, 3, stride) for dtype in ("fp16", "fp32") for s in aligned]
     for activation in kernels.ACTIVATIONS:
         for dtype in NAMES:
             shapes = aligned + other[1:] + many_pixels if dtype == "bf16" else aligned
@@ -99,6 +110,8 @@ def both_versions(check: Check) -> tuple[list[Tensor], Any, Any, list[Tensor]]:
         return [filters], convolve, our_convolve, []
     if check.operation == "norm, depthwise":
         return deferred_versions(check)
+    if check.operation == "stem":
+        return picture_versions(check)
 
     running = [
         torch.zeros(2, channels, dtype=d, device="cuda") for d in (torch.double, torch.float)
@@ -117,6 +130,34 @@ def both_versions(check: Check) -> tuple[list[Tensor], Any, Any, list[Tensor]]:
 
     parameters = [torch.randn(channels + 5, device="cuda") for _ in range(2)]
     return parameters, normalize, our_normalize, running
+
+
+def picture_versions(check: Check) -> tuple[list[Tensor], Any, Any, list[Tensor]]:
+    """The convolution of a picture; filters are rounded to its type. Statistics as below."""
+    channels = check.shape[1]
+    found = torch.zeros(2, 2, channels, dtype=torch.double, device="cuda")
+
+    def exact(x: Tensor, filters: Tensor) -> Tensor:
+        rounding = filters.detach().to(NAMES[check.dtype]).double() - filters.detach()
+        return functional.conv2d(x, (filters + rounding)[:channels], None, check.stride, 1)
+
+    def ours(x: Tensor, filters: Tensor) -> Tensor:
+        y, partial = kernels.stem_conv2d_with_statistics(x, filters, channels, check.stride, 1)
+        compare_statistics(y.detach(), partial, found)
+        return y
+
+    return [torch.randn(channels + 5, 3, 3, 3, device="cuda")], exact, ours, list(found)
+
+
+def compare_statistics(y: Tensor, partial: Tensor | None, found: Tensor) -> None:
+    """Fills in mean and variance of an output, and what was taken while it was written."""
+    if partial is None:
+        return
+    whole = y.double()
+    found[0] = torch.stack([whole.mean((0, 2, 3)), whole.var((0, 2, 3), correction=0)])
+    ones, zeros = torch.ones(y.shape[1], device="cuda"), torch.zeros(y.shape[1], device="cuda")
+    after = kernels.deferred_norm(y, ones, zeros, None, None, 0.5, 1e-5, "none", None, partial)
+    found[1] = after.terms[:2]
 
 
 class RoundedGradient(torch.autograd.Function):
@@ -152,14 +193,7 @@ def deferred_versions(check: Check) -> tuple[list[Tensor], Any, Any, list[Tensor
     def ours(x: Tensor, weight: Tensor, bias: Tensor, filters: Tensor) -> Tensor:
         norm = kernels.deferred_norm(x, weight, bias, None, None, 0.5, 1e-5, check.activation)
         y, partial = kernels.depthwise_conv2d_with_statistics(x, filters, check.stride, half, norm)
-        if partial is not None:
-            whole = y.detach().double()
-            found[0] = torch.stack([whole.mean((0, 2, 3)), whole.var((0, 2, 3), correction=0)])
-            ones, zeros = torch.ones(size, device="cuda"), torch.zeros(size, device="cuda")
-            after = kernels.deferred_norm(
-                y.detach(), ones, zeros, None, None, 0.5, 1e-5, "none", None, partial
-            )
-            found[1] = after.terms[:2]
+        compare_statistics(y.detach(), partial, found)
         return y
 
     parameters = [torch.randn(size, device="cuda") for _ in range(2)]
@@ -180,18 +214,23 @@ def near_kink(check: Check, inputs: list[Tensor]) -> Tensor:
 
 def compare(check: Check) -> dict[str, Any]:
     """Run one check; errors by what was compared."""
-    x = channels_last(*check.shape, dtype=NAMES[check.dtype]).requires_grad_()
+    images, channels, height, width = check.shape
+    is_picture = check.operation == "stem"
+    shape = (images, 3 if is_picture else channels, height, width)
+    x = channels_last(*shape, dtype=NAMES[check.dtype]).requires_grad_(not is_picture)
     parameters, exact, ours, running = both_versions(check)
     inputs = [x, *(p.requires_grad_() for p in parameters)]
-    exact_inputs = [t.detach().double().requires_grad_() for t in inputs]
+    exact_inputs = [t.detach().double().requires_grad_(t.requires_grad) for t in inputs]
     expected = exact(*exact_inputs)
     dy = channels_last(*expected.shape, dtype=x.dtype)
     dy[near_kink(check, exact_inputs)] = 0
-    gradients = torch.autograd.grad(expected, exact_inputs, dy.double())
+    names = ["df"] if is_picture else ["dx", "dw", "db", "df"]
+    first = int(is_picture)  # data has no gradient
+    gradients = torch.autograd.grad(expected, exact_inputs[first:], dy.double())
     # Memory that nothing was written to holds NaN in this mode.
     torch.use_deterministic_algorithms(True)
     y = ours(*inputs)
-    actual = torch.autograd.grad(y, inputs, dy)
+    actual = torch.autograd.grad(y, inputs[first:], dy)
     torch.use_deterministic_algorithms(False)
 
     tolerance = TOLERANCE[x.dtype]
@@ -200,7 +239,7 @@ def compare(check: Check) -> dict[str, Any]:
     if check.operation == "norm, depthwise":
         # Where float32 is off by a hair, the gradient between the two is rounded the other way.
         limits = {"dx": 2 * tolerance, "dw": FLIPPED, "db": FLIPPED}
-    for name, one, other in zip(["dx", "dw", "db", "df"], actual, gradients, strict=False):
+    for name, one, other in zip(names, actual, gradients, strict=False):
         errors[name] = (error(one, other), limits.get(name, SUM_TOLERANCE))
     if running:
         errors["running"] = (error(running[1], running[0]), SUM_TOLERANCE)
@@ -253,6 +292,10 @@ def train_once(channels: int) -> None:
 def train_layer(x: Tensor) -> None:
     filters = torch.randn(512, 1, 3, 3, device="cuda", requires_grad=True)
     weight, bias = (torch.randn(512, device="cuda", requires_grad=True) for _ in range(2))
+    taps = torch.randn(512, 3, 3, 3, device="cuda", requires_grad=True)
+    picture = channels_last(x.shape[0], 3, *x.shape[2:])
+    y, _ = kernels.stem_conv2d_with_statistics(picture, taps, x.shape[1], 1, 1)
+    y.backward(torch.ones_like(y))
     y = kernels.depthwise_conv2d(x, filters, 1, 1)
     z = kernels.batch_norm_act(y, weight, bias, None, None, 0.1, 1e-5, "relu")
     z.backward(torch.ones_like(z))

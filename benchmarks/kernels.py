@@ -29,6 +29,7 @@ from torch.nn import functional
 from anywidth import kernels
 from anywidth.kernels.depthwise_forward import depthwise_forward as depthwise
 from anywidth.kernels.depthwise_gradients import depthwise_gradients as depthwise_backward
+from anywidth.kernels.stem_convolution import stem_forward, stem_weight_gradient
 from benchmarks.kernel_checks import channels_last, check_everything, check_new_widths
 
 COPY_BANDWIDTH = 4.3e12  # bytes a second that a large copy moves on an H200
@@ -203,9 +204,44 @@ def time_batch_norm(layer: Layer, with_torch: bool = True) -> dict[str, tuple[fl
     }
 
 
+def time_picture(pixels: int, width: float, with_torch: bool = True) -> list[dict[str, Any]]:
+    """The convolution of the pictures, whose gradient is that of its filters alone."""
+    images, stride = (256, 2) if pixels == 224 else (512, 1)
+    layer = Layer(images, int(32 * width), pixels // stride, stride)
+    filters = torch.randn(layer.channels, 3, 3, 3, device="cuda")
+    half = filters.bfloat16()
+    pairs = [
+        (
+            channels_last(images, 3, pixels, pixels),
+            channels_last(images, layer.channels, layer.size, layer.size),
+        )
+        for _ in rotation(layer)
+    ]
+    backward = torch.ops.aten.convolution_backward
+    both, fixed = [stride] * 2, ([1, 1], [1, 1], False, [0, 0], 1, [False, True, False])
+    calls: dict[str, tuple[list[Callable[[], object]], list[Callable[[], object]]]] = {
+        "picture y": (
+            [partial(stem_forward, x, filters, layer.channels, stride, 1, True) for x, _ in pairs],
+            [partial(functional.conv2d, x, half, None, stride, 1) for x, _ in pairs],
+        ),
+        "picture gradient": (
+            [partial(stem_weight_gradient, x, dy, filters, stride, 1) for x, dy in pairs],
+            [partial(backward, dy, x, half, None, both, *fixed) for x, dy in pairs],
+        ),
+    }
+    floor = sum(t.numel() for t in pairs[0]) * 2 / COPY_BANDWIDTH * 1e6
+    return [
+        asdict(layer)
+        | {"pixels": pixels, "width": width, "pass": name, "count": 1, "floor_us": floor}
+        | {"ours_us": microseconds(ours)}
+        | {"torch_us": microseconds(theirs) if with_torch else 0.0}
+        for name, (ours, theirs) in calls.items()
+    ]
+
+
 def time_network(pixels: int, width: float, with_torch: bool = True) -> list[dict[str, Any]]:
     """Every layer of the network once."""
-    rows = []
+    rows = time_picture(pixels, width, with_torch)
     for layer, count in mobilenet_layers(pixels, width).items():
         time_layer = time_depthwise if layer.stride else time_batch_norm
         for name, (ours, theirs, floor) in time_layer(layer, with_torch).items():
