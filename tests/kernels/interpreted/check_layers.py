@@ -100,6 +100,34 @@ def _compare(name: str) -> None:
             assert_near(ours, exact.to(ours.dtype), 2e-4)
 
 
+def test_pictures_take_their_kernel_unless_they_need_a_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch_norm_small, "MOST_PIXELS", 0)
+    measured: list[bool] = []
+    whole = kernels.stem_conv2d_with_statistics
+
+    def watched(*arguments: object) -> object:
+        made, partial = whole(*arguments)  # type: ignore[arg-type]
+        measured.append(partial is not None)
+        return made, partial
+
+    monkeypatch.setattr(kernels, "stem_conv2d_with_statistics", watched)
+    model = use_kernels(_converted(SharedActivations(nn.SiLU())))
+    images = torch.randn(2, 3, 8, 8)
+    with aw.at_width(model, 0.5):
+        expected = model.first._slow_forward(images)
+        assert_near(model.first(images), expected, 2e-6)
+        model(images)
+    model.eval()(images)
+    assert measured == [True, True, False]  # in evaluation nobody asks for statistics
+    images.requires_grad_()
+    with aw.at_width(model, 0.5):
+        model.train()(images).sum().backward()
+    assert len(measured) == 3
+    assert images.grad is not None
+
+
 def test_only_activations_that_read_a_norm_alone_are_joined() -> None:
     model = _converted(SharedActivations(nn.SiLU()))
     joined = [("norms.0", "activation"), ("norms.1", "activation")]
