@@ -66,7 +66,6 @@ def cifar10_mobilenet_v1() -> ClassificationConfig:
         crop_padding=4,
         cutout=12,
         calibration_augmented=True,
-        lattice=9,
         log_every=50,
         checkpoint_every=1000,
     )

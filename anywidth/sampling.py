@@ -30,7 +30,8 @@ class Sampling:
         count: widths a step (the paper's n).
         nonuniform: every group draws its own fraction.
         lattice: draw from so many evenly spread configurations instead of continuously, so that
-            each is met often (and captured once, on a GPU).
+            a GPU captures fewer. Channels that always come together may come to need each other:
+            a width between two that were trained can fail, however well both do.
         widths: for the rule `"fixed"`.
         seed: draws depend on this and the step's number alone, so every rank draws the same.
     """

@@ -81,7 +81,7 @@ class ClassificationConfig:
     )
     nonuniform: bool = field(default=False, metadata=about("each group draws its own width"))
     lattice: int | None = field(
-        default=None, metadata=about("draw from so many configurations", at_least=2)
+        default=None, metadata=about("draw from so many widths; those between may fail", at_least=2)
     )
     distill: bool = field(default=True, metadata=about("inplace distillation"))
     temperature: float = field(default=1.0, metadata=about("of the soft labels", above=0))

@@ -42,7 +42,7 @@ class ReinforcementConfig:
         default=4, metadata=about("widths trained each update (n)", at_least=1)
     )
     lattice: int | None = field(
-        default=None, metadata=about("draw from so many configurations", at_least=2)
+        default=None, metadata=about("draw from so many widths; those between may fail", at_least=2)
     )
     distill: Literal["kl", "ppo", "none"] = field(
         default="kl",

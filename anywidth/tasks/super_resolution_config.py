@@ -57,7 +57,7 @@ class SuperResolutionConfig:
         default=4, metadata=about("widths trained each step (n)", at_least=1)
     )
     lattice: int | None = field(
-        default=None, metadata=about("draw from so many configurations", at_least=2)
+        default=None, metadata=about("draw from so many widths; those between may fail", at_least=2)
     )
     distill: Literal["none", "l1", "l2"] = field(
         default="l2", metadata=about("how narrower widths learn from the widest one's patches")
