@@ -316,8 +316,7 @@ def format_point(point: SpectrumPoint, metric: str) -> str:
     value, error = point.metrics.get(metric), standard_error(point, metric)
     if value is None or error == 0:
         return format_metric(value)
-    places = 2 if abs(value) >= 1 else 4
-    return f"{value:.{places}f} ± {error:.{places}f}"
+    return _with_spread(value, error)
 
 
 def lower_is_better(metric: str) -> bool:
@@ -390,8 +389,13 @@ def format_mean(values: list[float]) -> str:
     """The one value, or of several (seeds) the mean ± the standard deviation."""
     if len(values) < 2:
         return format_metric(values[0] if values else None)
-    deviation = format_metric(statistics.stdev(values))
-    return f"{format_metric(statistics.mean(values))} ± {deviation}"
+    return _with_spread(statistics.mean(values), statistics.stdev(values))
+
+
+def _with_spread(value: float, spread: float) -> str:
+    """Both to the same decimal place."""
+    places = 2 if abs(value) >= 1 else 4
+    return f"{value:.{places}f} ± {spread:.{places}f}"
 
 
 def _check_statistics(model: nn.Module, widths: Sequence[Width]) -> None:

@@ -22,6 +22,7 @@ from anywidth.spectra import (
     SpectrumPoint,
     comparison_table,
     format_count,
+    format_mean,
     joined,
     parse_widths,
     spectrum,
@@ -300,6 +301,13 @@ def test_the_tables_show_every_width() -> None:
     wide = next(line for line in lines if line.strip().startswith("1.0"))
     assert narrow.split() == ["0.25", "9.50", "11.00", "±", "1.41"]
     assert wide.split() == ["1.0", "7.25", "-"]
+
+
+def test_a_deviation_has_the_decimals_of_its_mean() -> None:
+    assert format_mean([8.1, 8.2]) == "8.15 ± 0.07"
+    assert format_mean([0.25, 0.5]) == "0.3750 ± 0.1768"
+    assert format_mean([8.1]) == "8.10"
+    assert format_mean([]) == "-"
 
 
 def test_counts_carry_their_unit() -> None:

@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,14 @@ def test_epochs_are_told_apart_where_networks_differ(tmp_path: Path) -> None:
     assert "epochs 80 (mobilenet_v1) and 40 (mobilenet_v2), batches of 512" in both
     divisor = study_named("divisor")
     jobs = jobs_of([divisor], {"divisor": 1}, recipes, tmp_path)
-    assert facts_of(divisor, jobs, 1, "")["recipe"].startswith("epochs 80, batches of 512")
+    facts = facts_of(divisor, jobs, 1, "")
+    assert facts["recipe"].startswith("epochs 80, batches of 512, learning rate 0.4, warm-up")
+    assert facts["random widths"] == "drawn from 16 uniform configurations"
+    both = [replace(jobs[0], config=replace(jobs[0].config, lattice=None)), jobs[1]]
+    drawn = "drawn from 16 uniform configurations or drawn from all uniform configurations"
+    assert facts_of(divisor, both, 1, "")["random widths"] == drawn
+    alone = [replace(job, config=replace(job.config, method="i")) for job in jobs]
+    assert "random widths" not in facts_of(divisor, alone, 1, "")
 
 
 def test_every_line_with_numbers_of_the_paper_finds_them() -> None:

@@ -21,6 +21,17 @@ from anywidth.studies.trainings import (
 )
 from anywidth.tasks.classification import ClassificationConfig
 
+# What a page says of a recipe, and how.
+_RECIPE = {
+    "epochs": "epochs",
+    "batch_size": "batches of",
+    "learning_rate": "learning rate",
+    "warmup_epochs": "warm-up epochs",
+    "weight_decay": "weight decay",
+    "label_smoothing": "label smoothing",
+    "cutout": "cutout in px",
+}
+
 
 def write_study(
     study: Study, jobs: Sequence[Job], seeds: int, out: Path, command: str
@@ -58,9 +69,9 @@ def facts_of(study: Study, jobs: Sequence[Job], seeds: int, command: str) -> dic
         "data": config.data
         + (f", {config.limit} training images" if config.limit is not None else ""),
         "networks": "; ".join(networks),
-        "recipe": f"{_epochs(jobs)}, batches of {config.batch_size}, learning rate "
-        f"{config.learning_rate}, weight decay {config.weight_decay}, label smoothing "
-        f"{config.label_smoothing}, cutout {config.cutout} px, the same for all of a network",
+        "recipe": ", ".join(f"{words} {_of_each(jobs, name)}" for name, words in _RECIPE.items())
+        + ", the same for all of a network",
+        **_random_widths(jobs),
         "seeds": str(seeds),
         "statistics": _statistics(study, jobs)
         + (", augmented as in training" if config.calibration_augmented else ""),
@@ -98,12 +109,24 @@ def _average(job: Job, measurement: Measurement) -> str:
     return f"{text}, all there are of {wanted} asked for"
 
 
-def _epochs(jobs: Sequence[Job]) -> str:
-    """How long each network was trained; once where all are alike."""
-    by_network = {job.config.model: job.config.epochs for job in jobs}
+def _of_each(jobs: Sequence[Job], name: str) -> str:
+    """A field of the recipe: by network, or once where all are alike."""
+    by_network = {job.config.model: getattr(job.config, name) for job in jobs}
     if len(set(by_network.values())) == 1:
-        return f"epochs {jobs[0].config.epochs}"
-    return "epochs " + " and ".join(f"{count} ({name})" for name, count in by_network.items())
+        return str(getattr(jobs[0].config, name))
+    return " and ".join(f"{value} ({network})" for network, value in by_network.items())
+
+
+def _random_widths(jobs: Sequence[Job]) -> dict[str, str]:
+    """From how many configurations US-Nets drew; nothing where there are none."""
+    drawn = {
+        "a width for each layer"
+        if job.config.nonuniform
+        else f"drawn from {job.config.lattice or 'all'} uniform configurations"
+        for job in jobs
+        if job.config.method == "us"
+    }
+    return {"random widths": " or ".join(sorted(drawn))} if drawn else {}
 
 
 def _form(config: ClassificationConfig) -> str:
