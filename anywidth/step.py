@@ -47,6 +47,10 @@ class SandwichStep:
     on the full width's detached predictions, accumulates all their gradients, averages them over
     ranks once, and lets the optimiser take its step. It never waits for the device.
 
+    Gradients are summed over the widths, as in the paper. A layer that every width uses whole, such
+    as a classifier over features that do not narrow, so learns as if at several times the learning
+    rate: where training starts unstably, lower the rate, or raise it more slowly.
+
     A call returns a `StepResult`: the configurations visited (`widths`, widest first) with the
     loss and the detached output at each. They are tensors on the device, and hold until the next
     call.
