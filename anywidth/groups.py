@@ -155,6 +155,24 @@ class Plan:
 
         With `count`, that many of them, evenly spread, the two ends included.
         """
+        found = list(self._uniform())
+        if count is None or count >= len(found):
+            return found
+        if count < 2:
+            raise AnywidthError(f"a lattice of {count} widths: expected at least 2 (the ends)")
+        last = len(found) - 1
+        return [found[round(i * last / (count - 1))] for i in range(count)]
+
+    def distinct_widths(self) -> list[float]:
+        """A width for each configuration of `lattice`, with as few decimals as tell it apart."""
+        ends = {self.narrowest: self.widths.low, self.widest: self.widths.high}
+        return [
+            ends[config] if config in ends else self._short_width(config, (low + high) / 2)
+            for config, (low, high) in self._uniform().items()
+        ]
+
+    def _uniform(self) -> dict[ChannelConfig, tuple[float, float]]:
+        """Each configuration that uniform widths come to, and widths near both of its ends."""
         low, high = self.widths.low, self.widths.high
         edges = {low, high}
         for group in self.elastic():
@@ -167,13 +185,15 @@ class Plan:
                         edges.add(edge)
         ordered = sorted(edges)
         probes = ordered + [(a + b) / 2 for a, b in itertools.pairwise(ordered)]
-        found = list(dict.fromkeys(self.resolve(width) for width in sorted(probes)))
-        if count is None or count >= len(found):
-            return found
-        if count < 2:
-            raise AnywidthError(f"a lattice of {count} widths: expected at least 2 (the ends)")
-        last = len(found) - 1
-        return [found[round(i * last / (count - 1))] for i in range(count)]
+        found: dict[ChannelConfig, tuple[float, float]] = {}
+        for width in sorted(probes):
+            config = self.resolve(width)
+            found[config] = (found[config][0] if config in found else width, width)
+        return found
+
+    def _short_width(self, config: ChannelConfig, width: float) -> float:
+        rounded = (round(width, places) for places in range(2, 16))
+        return next((short for short in rounded if self.resolve(short) == config), width)
 
     def elastic(self) -> list[ChannelGroup]:
         """The groups whose size can be chosen, in the order of the network."""

@@ -105,6 +105,17 @@ def test_the_spectrum_holds_what_evaluation_gives(us_net: Path) -> None:
         assert int(row["macs"]) == expected
 
 
+def test_a_spectrum_of_every_width_leaves_no_choice_of_channels_out(
+    us_net: Path, i_net: Path
+) -> None:
+    plan = aw.plan_of(open_trained(us_net, "cpu", with_data=False).model)
+    succeed("spectrum", us_net, "--widths", "every", "--no-latency")
+    found = [float(row["width"]) for row in rows(us_net / "spectrum.csv")]
+    assert [plan.resolve(width) for width in found] == plan.lattice()
+    succeed("spectrum", i_net, "--widths", "every", "--no-latency")
+    assert [row["width"] for row in rows(i_net / "spectrum.csv")] == ["0.5"]
+
+
 def test_compare_puts_all_kinds_in_one_plot(
     us_net: Path, s_net: Path, i_net: Path, tmp_path: Path
 ) -> None:

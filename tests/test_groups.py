@@ -71,6 +71,20 @@ def test_lattice_holds_every_uniform_configuration(plan: aw.Plan) -> None:
     assert (len(some), some[0], some[-1]) == (4, lattice[0], lattice[-1])
 
 
+def test_distinct_widths_are_short_and_come_to_every_configuration(plan: aw.Plan) -> None:
+    widths = plan.distinct_widths()
+    assert [plan.resolve(width) for width in widths] == plan.lattice()
+    assert (widths[0], widths[-1]) == (0.25, 1.0)
+    assert widths == sorted(widths)
+    for width in widths[1:-1]:
+        places = len(str(width)) - len("0.")
+        if places > 2:
+            assert plan.resolve(round(width, places - 1)) != plan.resolve(width)
+    plan.widths = aw.WidthRange(0.25, 1.0, 1)
+    assert [plan.resolve(width) for width in plan.distinct_widths()] == plan.lattice()
+    assert len(plan.distinct_widths()) > len(widths)
+
+
 def test_pin(plan: aw.Plan) -> None:
     plan.pin("3", "wanted whole")
     assert plan.resolve(0.25)["3"] == 32

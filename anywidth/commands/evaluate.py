@@ -12,6 +12,7 @@ import typer
 from anywidth.commands.output import console, say
 from anywidth.commands.places import DataDir, EvalDir
 from anywidth.commands.tasks import open_trained, task_of
+from anywidth.convert import plan_of
 from anywidth.errors import AnywidthError
 from anywidth.plots import plot_spectra
 from anywidth.results import (
@@ -28,10 +29,15 @@ from anywidth.results import (
 from anywidth.run import Run
 from anywidth.spectra import Spectrum, comparison_table, parse_widths, spectrum_table
 
+EVERY = "every"
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Widths = Annotated[
-    str | None, typer.Option(help="first:last:step, or a list such as 0.25,0.5,1.0.")
+    str | None,
+    typer.Option(
+        help="first:last:step, a list such as 0.25,0.5,1.0, or `every`: one for each choice of "
+        "channels there is."
+    ),
 ]
 
 
@@ -147,6 +153,8 @@ def report(
 
 def _chosen(trained: Trained, widths: str | None) -> list[float]:
     """The network's widths that an option asks for."""
+    if widths == EVERY:
+        return plan_of(trained.model).distinct_widths()
     return network_widths(trained, parse_widths(widths) if widths else None)
 
 
