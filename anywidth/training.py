@@ -23,6 +23,9 @@ from anywidth.run import Run, capture_random_state, restore_random_state
 from anywidth.statistics import load_statistics, statistics_to_tensors
 from anywidth.step import SandwichStep, StepResult
 
+RATE_SHARE = "rate_share"
+"""In an optimiser's group of parameters: the share of the schedule's learning rate they get."""
+
 
 class EpochLoader(Protocol):
     """Training data that can be begun again in the middle of any epoch."""
@@ -201,7 +204,7 @@ def _is_due(training: Training, epoch: int) -> bool:
 
 def _set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get(RATE_SHARE, 1.0)
 
 
 def _check_weights(training: Training, saved: int) -> None:

@@ -187,6 +187,23 @@ def test_weight_decay_spares_depthwise_convolutions_norms_and_biases() -> None:
     assert all(group["nesterov"] for group in optimizer.param_groups)
 
 
+def test_the_last_layer_may_learn_at_a_rate_of_its_own(tmp_path: Path) -> None:
+    one_step = replace(TINY, limit=50, epochs=1, weight_decay=0.01)
+    before = build_model(one_step, 10, (1, 28, 28)).state_dict()
+    moved = []
+    for share in (1.0, 0.25):
+        classifier = trained(replace(one_step, head_rate=share), tmp_path / str(share))
+        parameters = dict(classifier.model.named_parameters())
+        moved.append({name: p.detach() - before[name] for name, p in parameters.items()})
+    *others, weight, bias = moved[0]
+    assert others
+    for name in (weight, bias):
+        assert moved[0][name].abs().max() > 0
+        torch.testing.assert_close(moved[1][name], 0.25 * moved[0][name], rtol=1e-3, atol=1e-7)
+    for name in others:
+        assert torch.equal(moved[1][name], moved[0][name]), name
+
+
 def test_evaluation_does_not_depend_on_the_batches() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 7))

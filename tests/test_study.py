@@ -98,7 +98,7 @@ def test_epochs_are_told_apart_where_networks_differ(tmp_path: Path) -> None:
     divisor = study_named("divisor")
     jobs = jobs_of([divisor], {"divisor": 1}, recipes, tmp_path)
     facts = facts_of(divisor, jobs, 1, "")
-    assert facts["recipe"].startswith("epochs 80, batches of 512, learning rate 0.4, warm-up")
+    assert facts["recipe"].startswith("epochs 80, batches of 512, learning rate 0.4, share")
     assert facts["random widths"] == "drawn from 16 uniform configurations"
     both = [replace(jobs[0], config=replace(jobs[0].config, lattice=None)), jobs[1]]
     drawn = "drawn from 16 uniform configurations or drawn from all uniform configurations"
@@ -228,7 +228,7 @@ def test_trainings_of_an_older_version_are_taken(measured: Path, tmp_path: Path)
     copy = shutil.copytree(measured, tmp_path / "study", ignore=shutil.ignore_patterns("*.safe*"))
     for path in copy.glob("runs/*/config.json"):
         data = json.loads(path.read_text())
-        for name in ("strides", "label_smoothing", "calibration_augmented"):
+        for name in ("strides", "label_smoothing", "calibration_augmented", "head_rate"):
             del data[name]
         path.write_text(json.dumps({**data, "version": 1}))
     options = ["--out", copy, *SETTINGS, "--device", "cpu", "--parallel", "1"]

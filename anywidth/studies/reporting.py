@@ -26,6 +26,7 @@ _RECIPE = {
     "epochs": "epochs",
     "batch_size": "batches of",
     "learning_rate": "learning rate",
+    "head_rate": "share of it for the last layer",
     "warmup_epochs": "warm-up epochs",
     "weight_decay": "weight decay",
     "label_smoothing": "label smoothing",

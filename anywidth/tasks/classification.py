@@ -34,8 +34,10 @@ from anywidth.statistics import calibrate, load_statistics, statistics_to_tensor
 from anywidth.step import SandwichStep, StepResult
 from anywidth.switchable import add_private_affine
 from anywidth.tasks.classification_config import ClassificationConfig, check_choices
-from anywidth.training import Training, load_weights, save_weights, train
+from anywidth.training import RATE_SHARE, Training, load_weights, save_weights, train
 from anywidth.width import Width, WidthRange
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 # ---- data, network, optimiser --------------------------------------------------------------------
 
@@ -131,22 +133,28 @@ def sampling_of(config: ClassificationConfig) -> Sampling:
 
 
 def make_optimizer(model: nn.Module, config: ClassificationConfig) -> torch.optim.Optimizer:
-    """SGD; weight decay on linear weights and on convolutions that are not depthwise."""
-    decayed: list[nn.Parameter] = []
-    free: list[nn.Parameter] = []
+    """SGD; weight decay on linear weights and on convolutions that are not depthwise.
+
+    The last layer, which is the classifier of most networks, may have a learning rate of its own.
+    """
+    layers = [module for module in model.modules() if isinstance(module, _LAYERS)]
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {
+        (config.weight_decay, 1.0): [],
+        (0.0, 1.0): [],
+    }
     for module in model.modules():
+        share = config.head_rate if layers and module is layers[-1] else 1.0
         for name, parameter in module.named_parameters(recurse=False):
             is_depthwise = isinstance(module, nn.Conv2d) and 1 < module.groups == module.in_channels
-            is_layer = isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
-            (decayed if is_layer and name == "weight" and not is_depthwise else free).append(
-                parameter
-            )
-    groups = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": free, "weight_decay": 0.0},
-    ]
+            is_decayed = isinstance(module, _LAYERS) and name == "weight" and not is_depthwise
+            decay = config.weight_decay if is_decayed else 0.0
+            groups.setdefault((decay, share), []).append(parameter)
     return torch.optim.SGD(
-        [group for group in groups if group["params"]],
+        [
+            {"params": parameters, "weight_decay": decay, RATE_SHARE: share}
+            for (decay, share), parameters in groups.items()
+            if parameters
+        ],
         lr=config.learning_rate,
         momentum=config.momentum,
         nesterov=config.momentum > 0,

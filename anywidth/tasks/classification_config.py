@@ -19,7 +19,7 @@ class ClassificationConfig:
     """Every choice of a classification run; the defaults are the paper's where it has them."""
 
     task: ClassVar[str] = "classification"
-    version: ClassVar[int] = 2  # version 1 lacks some fields
+    version: ClassVar[int] = 3  # versions 1 and 2 lack some fields
 
     model: str = field(
         default="mobilenet_v1",
@@ -95,6 +95,10 @@ class ClassificationConfig:
         default=128, metadata=about("images a step, all ranks together", at_least=1)
     )
     learning_rate: float = field(default=0.1, metadata=about("at its highest", above=0))
+    head_rate: float = field(
+        default=1.0,
+        metadata=about("share of it that the last layer gets", above=0, at_most=1),
+    )
     warmup_epochs: float = field(
         default=0.0, metadata=about("rise to it over so many epochs", at_least=0)
     )

@@ -40,7 +40,7 @@ ARGUMENTS = {
 
 FIELDS = {
     "model", "total_stride", "strides", "data", "data_dir", "image_size", "limit", "validation",
-    "workers", "label_smoothing",
+    "workers", "label_smoothing", "head_rate",
     "skip_corrupt", "method", "low", "high", "divisor", "width", "switches", "private_affine",
     "widths_per_step", "rule", "nonuniform", "lattice", "distill", "temperature", "truth",
     "average_outputs", "epochs", "batch_size", "learning_rate", "warmup_epochs", "momentum",
