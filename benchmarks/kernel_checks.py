@@ -126,7 +126,8 @@ def both_versions(check: Check) -> tuple[list[Tensor], Any, Any, list[Tensor]]:
 
     def our_normalize(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         mean, variance = running[1]
-        return kernels.batch_norm_act(x, weight, bias, mean, variance, 0.5, 1e-5, check.activation)
+        norm = kernels.BatchNorm(weight, bias, check.activation, mean, variance, momentum=0.5)
+        return kernels.batch_norm_act(x, norm)
 
     parameters = [torch.randn(channels + 5, device="cuda") for _ in range(2)]
     return parameters, normalize, our_normalize, running
@@ -156,7 +157,7 @@ def compare_statistics(y: Tensor, partial: Tensor | None, found: Tensor) -> None
     whole = y.double()
     found[0] = torch.stack([whole.mean((0, 2, 3)), whole.var((0, 2, 3), correction=0)])
     ones, zeros = torch.ones(y.shape[1], device="cuda"), torch.zeros(y.shape[1], device="cuda")
-    after = kernels.deferred_norm(y, ones, zeros, None, None, 0.5, 1e-5, "none", None, partial)
+    after = kernels.deferred_norm(y, kernels.BatchNorm(ones, zeros), partial)
     found[1] = after.terms[:2]
 
 
@@ -191,7 +192,7 @@ def deferred_versions(check: Check) -> tuple[list[Tensor], Any, Any, list[Tensor
         return functional.conv2d(z, filters[:channels], None, check.stride, half, groups=channels)
 
     def ours(x: Tensor, weight: Tensor, bias: Tensor, filters: Tensor) -> Tensor:
-        norm = kernels.deferred_norm(x, weight, bias, None, None, 0.5, 1e-5, check.activation)
+        norm = kernels.deferred_norm(x, kernels.BatchNorm(weight, bias, check.activation))
         y, partial = kernels.depthwise_conv2d_with_statistics(x, filters, check.stride, half, norm)
         compare_statistics(y.detach(), partial, found)
         return y
@@ -297,11 +298,12 @@ def train_layer(x: Tensor) -> None:
     y, _ = kernels.stem_conv2d_with_statistics(picture, taps, x.shape[1], 1, 1)
     y.backward(torch.ones_like(y))
     y = kernels.depthwise_conv2d(x, filters, 1, 1)
-    z = kernels.batch_norm_act(y, weight, bias, None, None, 0.1, 1e-5, "relu")
+    norm = kernels.BatchNorm(weight, bias, "relu")
+    z = kernels.batch_norm_act(y, norm)
     z.backward(torch.ones_like(z))
-    norm = kernels.deferred_norm(x, weight, bias, None, None, 0.1, 1e-5, "relu")
-    y, partial = kernels.depthwise_conv2d_with_statistics(x, filters, 1, 1, norm)
-    z = kernels.batch_norm_act(y, weight, bias, None, None, 0.1, 1e-5, "relu", None, partial)
+    before = kernels.deferred_norm(x, norm)
+    y, partial = kernels.depthwise_conv2d_with_statistics(x, filters, 1, 1, before)
+    z = kernels.batch_norm_act(y, norm, partial)
     z.backward(torch.ones_like(z))
 
 

@@ -142,11 +142,12 @@ def time_norm_and_depthwise(
     channels = filters.shape[0]
     weight, bias = (torch.ones(channels, device="cuda").requires_grad_() for _ in range(2))
     mean, variance = torch.zeros(2, channels, device="cuda")
+    norm = kernels.BatchNorm(weight, bias, "relu", mean, variance)
     parameters = (weight, bias, filters.requires_grad_())
 
     def ours(x: Tensor) -> Tensor:
-        norm = kernels.deferred_norm(x, weight, bias, mean, variance, 0.1, 1e-5, "relu")
-        return kernels.depthwise_conv2d_with_statistics(x, filters, stride, 1, norm)[0]
+        before = kernels.deferred_norm(x, norm)
+        return kernels.depthwise_conv2d_with_statistics(x, filters, stride, 1, before)[0]
 
     def theirs(x: Tensor) -> Tensor:
         z = functional.batch_norm(x, mean, variance, weight, bias, True, 0.1, 1e-5)
@@ -188,7 +189,7 @@ def time_batch_norm(layer: Layer, with_torch: bool = True) -> dict[str, tuple[fl
     ]
 
     def ours(x: Tensor) -> Tensor:
-        return kernels.batch_norm_act(x, weight, bias, mean, variance, 0.1, 1e-5, "relu")
+        return kernels.batch_norm_act(x, kernels.BatchNorm(weight, bias, "relu", mean, variance))
 
     def theirs(x: Tensor) -> Tensor:
         return functional.relu(

@@ -68,26 +68,31 @@ def norm_forward(self: Any, x: Tensor) -> Tensor:
     kind, activation = self.__dict__.get("_activation", ("none", None))
     if activation is not None and are_watched(self, activation):
         kind = "none"
-    weight, bias = self._parameters["weight"], self._parameters["bias"]
-    mean = var = batches = None
-    momentum = self.momentum
-    if self.track_running_stats:
-        mean, var = self.running_mean, self.running_var
-        batches = None if mean is None else self.num_batches_tracked
+    norm = _norm(self, kind)
     x = x.contiguous(memory_format=torch.channels_last)
-    if momentum is None or not kernels.supports_batch_norm_act(x, weight, bias, mean, var, kind):
+    if self.momentum is None or not kernels.supports_batch_norm_act(x, norm):
         slow: Tensor = self._slow_forward(x)
         return slow
-    work = (x, weight, bias, mean, var, momentum, self.eps, kind, batches, partial)
     if kind != "none" and reader is not None and _can_defer(reader, x):
         reader.__dict__["_awaits"] = True
         done = x.view_as(x)
-        leave(done, DEFERRED, kernels.deferred_norm(*work))
+        leave(done, DEFERRED, kernels.deferred_norm(x, norm, partial))
     else:
-        done = kernels.batch_norm_act(*work)
+        done = kernels.batch_norm_act(x, norm, partial)
     if kind != "none":
         done.__dict__[_DONE] = True
     return done
+
+
+def _norm(module: Any, activation: str) -> kernels.BatchNorm:
+    mean = var = batches = None
+    if module.track_running_stats:
+        mean, var = module.running_mean, module.running_var
+        batches = None if mean is None else module.num_batches_tracked
+    parameters = module._parameters["weight"], module._parameters["bias"]
+    return kernels.BatchNorm(
+        *parameters, activation, mean, var, batches, module.momentum, module.eps
+    )
 
 
 def _can_defer(reader: nn.Module, x: Tensor) -> bool:

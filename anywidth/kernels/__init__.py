@@ -11,7 +11,6 @@ gradient is zero beyond the active channels, hand in ``weight[:channels]`` and i
 import torch
 from torch import Tensor
 
-from anywidth.kernels.deferred import DeferredNorm
 from anywidth.kernels.eligibility import (
     ACTIVATIONS,
     interpreted,
@@ -21,9 +20,11 @@ from anywidth.kernels.eligibility import (
     reach,
     triton_installed,
 )
+from anywidth.kernels.norms import BatchNorm, DeferredNorm
 
 __all__ = [
     "ACTIVATIONS",
+    "BatchNorm",
     "DeferredNorm",
     "available",
     "batch_norm_act",
@@ -118,62 +119,25 @@ def stem_conv2d_with_statistics(
     return stem.stem_conv2d_with_statistics(x, weight, channels, stride, padding, statistics)
 
 
-def supports_batch_norm_act(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    activation: str,
-) -> bool:
+def supports_batch_norm_act(x: Tensor, norm: BatchNorm) -> bool:
     """Whether :func:`batch_norm_act` takes these arguments."""
-    obstacle = obstacle_to_batch_norm_act(x, weight, bias, running_mean, running_var, activation)
-    return obstacle is None
+    return obstacle_to_batch_norm_act(x, norm) is None
 
 
-def batch_norm_act(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    eps: float,
-    activation: str,
-    num_batches_tracked: Tensor | None = None,
-    partial: Tensor | None = None,
-) -> Tensor:
+def batch_norm_act(x: Tensor, norm: BatchNorm, partial: Tensor | None = None) -> Tensor:
     """Normalise ``x`` by the statistics of this batch, then activate it.
 
     Args:
-        x: channels-last input of C channels, more than one value a channel.
-        weight: scale of at least C channels; the first C are used.
-        bias: shift, as long as ``weight``.
-        running_mean: updated in place over its first C channels as PyTorch does, or None at a
-            width that is not tracked.
-        running_var: likewise, with the unbiased variance.
-        momentum: weight of this batch in the running statistics.
-        eps: added to the variance.
-        activation: one of :data:`ACTIVATIONS`.
-        num_batches_tracked: counted up by one, if given.
+        x: channels-last input, more than one value a channel.
+        norm: what normalises it.
         partial: statistics of parts of ``x``, where its maker took them; saves a pass over it.
     """
-    running = (running_mean, running_var, momentum, eps, activation, num_batches_tracked)
-    output, _, _ = batch_norm_act_with_statistics(x, weight, bias, *running, partial)
+    output, _, _ = batch_norm_act_with_statistics(x, norm, partial)
     return output
 
 
 def batch_norm_act_with_statistics(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    eps: float,
-    activation: str,
-    num_batches_tracked: Tensor | None = None,
-    partial: Tensor | None = None,
+    x: Tensor, norm: BatchNorm, partial: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`batch_norm_act`, with the batch's mean and (biased) variance for calibration.
 
@@ -181,8 +145,7 @@ def batch_norm_act_with_statistics(
     """
     from anywidth.kernels import batch_norm
 
-    running = (running_mean, running_var, momentum, eps, activation, num_batches_tracked)
-    return batch_norm.batch_norm_act_with_statistics(x, weight, bias, *running, partial)
+    return batch_norm.batch_norm_act_with_statistics(x, norm, partial)
 
 
 def has_few_pixels(x: Tensor) -> bool:
@@ -192,18 +155,7 @@ def has_few_pixels(x: Tensor) -> bool:
     return batch_norm_small.is_small(x)
 
 
-def deferred_norm(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    eps: float,
-    activation: str,
-    num_batches_tracked: Tensor | None = None,
-    partial: Tensor | None = None,
-) -> DeferredNorm:
+def deferred_norm(x: Tensor, norm: BatchNorm, partial: Tensor | None = None) -> DeferredNorm:
     """The statistics of :func:`batch_norm_act` alone: a convolution does the rest.
 
     What it returns goes to :func:`depthwise_conv2d_with_statistics` together with ``x``: the
@@ -211,5 +163,4 @@ def deferred_norm(
     """
     from anywidth.kernels import batch_norm
 
-    running = (running_mean, running_var, momentum, eps, activation, num_batches_tracked)
-    return batch_norm.deferred_norm(x, weight, bias, *running, partial)
+    return batch_norm.deferred_norm(x, norm, partial)

@@ -11,8 +11,8 @@ from anywidth.errors import AnywidthError
 from anywidth.kernels.batch_norm_backward import input_gradient, parameter_gradients
 from anywidth.kernels.batch_norm_forward import batch_terms, merged_terms, normalize_and_activate
 from anywidth.kernels.batch_norm_small import is_small, small_backward, small_forward
-from anywidth.kernels.deferred import DeferredNorm
 from anywidth.kernels.eligibility import obstacle_to_batch_norm_act
+from anywidth.kernels.norms import BatchNorm, DeferredNorm
 
 
 class _BatchNormAct(torch.autograd.Function):
@@ -25,23 +25,17 @@ class _BatchNormAct(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        momentum: float,
-        eps: float,
-        activation: str,
-        num_batches_tracked: Tensor | None,
+        norm: BatchNorm,
         partial: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         with torch.cuda.device_of(x):
-            running = (running_mean, running_var, num_batches_tracked)
             if is_small(x):
-                y, terms = small_forward(x, weight, bias, *running, momentum, eps, activation)
+                y, terms = small_forward(x, norm)
             else:
-                terms = _terms(x, weight, bias, *running, momentum, eps, partial)
-                y = normalize_and_activate(x, terms, activation)
+                terms = _terms(x, norm, partial)
+                y = normalize_and_activate(x, terms, norm.activation)
         ctx.save_for_backward(x, weight, bias, terms)
-        ctx.activation = activation
+        ctx.activation = norm.activation
         ctx.set_materialize_grads(False)
         mean, variance = terms[0], terms[1]
         ctx.mark_non_differentiable(mean, variance)
@@ -54,7 +48,7 @@ class _BatchNormAct(torch.autograd.Function):
         ctx: Any, dy: Tensor | None, *unused: None
     ) -> tuple[Tensor | None, ...]:
         if dy is None:
-            return (None,) * 10
+            return (None,) * 5
         x, weight, bias, terms = ctx.saved_tensors
         dy = dy.contiguous(memory_format=torch.channels_last)
         x_gradient: Tensor | None = None
@@ -68,75 +62,35 @@ class _BatchNormAct(torch.autograd.Function):
             )
             if ctx.needs_input_grad[0]:
                 x_gradient = input_gradient(x, dy, terms, corrections, ctx.activation)
-        return x_gradient, weight_gradient, bias_gradient, *(None,) * 7
+        return x_gradient, weight_gradient, bias_gradient, None, None
 
 
-def _terms(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    num_batches_tracked: Tensor | None,
-    momentum: float,
-    eps: float,
-    partial: Tensor | None,
-) -> Tensor:
-    running = (running_mean, running_var, num_batches_tracked)
+def _terms(x: Tensor, norm: BatchNorm, partial: Tensor | None) -> Tensor:
     if partial is None:
-        return batch_terms(x, weight, bias, *running, momentum, eps)
-    pixels = x.numel() // x.shape[1]
-    return merged_terms(partial, pixels, weight, bias, *running, momentum, eps)
+        return batch_terms(x, norm)
+    return merged_terms(partial, x.numel() // x.shape[1], norm)
 
 
 def batch_norm_act_with_statistics(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    eps: float,
-    activation: str,
-    num_batches_tracked: Tensor | None = None,
-    partial: Tensor | None = None,
+    x: Tensor, norm: BatchNorm, partial: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See :func:`anywidth.kernels.batch_norm_act_with_statistics`."""
-    _check(x, weight, bias, running_mean, running_var, activation)
-    running = (running_mean, running_var, momentum, eps, activation, num_batches_tracked)
-    y, mean, variance = _BatchNormAct.apply(x, weight, bias, *running, partial)
+    _check(x, norm)
+    # Parameters are named for autograd, which looks for them among the arguments alone.
+    y, mean, variance = _BatchNormAct.apply(x, norm.weight, norm.bias, norm, partial)
     return y, mean, variance
 
 
-def deferred_norm(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    eps: float,
-    activation: str,
-    num_batches_tracked: Tensor | None = None,
-    partial: Tensor | None = None,
-) -> DeferredNorm:
+def deferred_norm(x: Tensor, norm: BatchNorm, partial: Tensor | None = None) -> DeferredNorm:
     """See :func:`anywidth.kernels.deferred_norm`."""
-    _check(x, weight, bias, running_mean, running_var, activation)
-    running = (running_mean, running_var, num_batches_tracked)
+    _check(x, norm)
     with torch.cuda.device_of(x):
-        terms = _terms(x, weight, bias, *running, momentum, eps, partial)
-    return DeferredNorm(weight, bias, terms, activation)
+        terms = _terms(x, norm, partial)
+    return DeferredNorm(norm.weight, norm.bias, terms, norm.activation)
 
 
-def _check(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    activation: str,
-) -> None:
-    obstacle = obstacle_to_batch_norm_act(x, weight, bias, running_mean, running_var, activation)
+def _check(x: Tensor, norm: BatchNorm) -> None:
+    obstacle = obstacle_to_batch_norm_act(x, norm)
     if obstacle is not None:
         raise AnywidthError(
             f"batch_norm_act: {obstacle}. Ask supports_batch_norm_act first and "

@@ -21,6 +21,7 @@ from anywidth.kernels.batch_norm_layout import (
     columns_of_block,
 )
 from anywidth.kernels.compilation import compile_once
+from anywidth.kernels.norms import BatchNorm
 from anywidth.kernels.tiling import ceil_divide
 
 # Mean, variance, inverse deviation, scale and shift of each channel, a row each.
@@ -257,16 +258,7 @@ def normalize_kernel(
         tl.store(y_ptr + offset, value.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-def batch_terms(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    num_batches_tracked: Tensor | None,
-    momentum: float,
-    eps: float,
-) -> Tensor:
+def batch_terms(x: Tensor, norm: BatchNorm) -> Tensor:
     """The terms of each channel, and the running statistics brought up to date where given."""
     layout = Layout.of(x)
     parts = layout.parts(_SUM_ROWS, _SUM_PROGRAMS)
@@ -291,19 +283,17 @@ def batch_terms(
     statistics_kernel[(ceil_divide(layout.channels, PARTIAL_COLUMNS),)](
         partial,
         x,
-        weight,
-        bias,
-        terms if running_mean is None else running_mean,
-        terms if running_var is None else running_var,
-        terms if num_batches_tracked is None else num_batches_tracked,
+        norm.weight,
+        norm.bias,
+        *running_or(terms, norm),
         terms,
         parts * layout.folds,
         layout.pixels,
         layout.channels,
-        momentum,
-        eps,
-        TRACKED=running_mean is not None,
-        COUNTED=num_batches_tracked is not None,
+        norm.momentum,
+        norm.eps,
+        TRACKED=norm.running_mean is not None,
+        COUNTED=norm.num_batches_tracked is not None,
         ROWS=PARTIAL_ROWS,
         COLUMNS=PARTIAL_COLUMNS,
         num_warps=4,
@@ -311,35 +301,23 @@ def batch_terms(
     return terms
 
 
-def merged_terms(
-    partial: Tensor,
-    pixels: int,
-    weight: Tensor,
-    bias: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    num_batches_tracked: Tensor | None,
-    momentum: float,
-    eps: float,
-) -> Tensor:
+def merged_terms(partial: Tensor, pixels: int, norm: BatchNorm) -> Tensor:
     """Like :func:`batch_terms`, from the statistics of parts of a batch that its maker took."""
     _, rows, channels = partial.shape
     terms = torch.empty((TERMS, channels), dtype=torch.float32, device=partial.device)
     merge_kernel[(ceil_divide(channels, PARTIAL_COLUMNS),)](
         partial,
-        weight,
-        bias,
-        terms if running_mean is None else running_mean,
-        terms if running_var is None else running_var,
-        terms if num_batches_tracked is None else num_batches_tracked,
+        norm.weight,
+        norm.bias,
+        *running_or(terms, norm),
         terms,
         rows,
         pixels,
         channels,
-        momentum,
-        eps,
-        TRACKED=running_mean is not None,
-        COUNTED=num_batches_tracked is not None,
+        norm.momentum,
+        norm.eps,
+        TRACKED=norm.running_mean is not None,
+        COUNTED=norm.num_batches_tracked is not None,
         ROWS=PARTIAL_ROWS,
         COLUMNS=PARTIAL_COLUMNS,
         num_warps=4,
@@ -369,3 +347,9 @@ def normalize_and_activate(x: Tensor, terms: Tensor, activation: str) -> Tensor:
         num_warps=4,
     )
     return y
+
+
+def running_or(unused: Tensor, norm: BatchNorm) -> list[Tensor]:
+    """The running statistics; a kernel takes a tensor it leaves alone where there are none."""
+    given = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
+    return [unused if tensor is None else tensor for tensor in given]

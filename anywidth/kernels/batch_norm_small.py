@@ -10,8 +10,9 @@ from torch import Tensor
 
 from anywidth.kernels.activations import activate, through_activation
 from anywidth.kernels.batch_norm_backward import gradient_buffers, store_gradients
-from anywidth.kernels.batch_norm_forward import TERMS, store_terms
+from anywidth.kernels.batch_norm_forward import TERMS, running_or, store_terms
 from anywidth.kernels.compilation import compile_once
+from anywidth.kernels.norms import BatchNorm
 from anywidth.kernels.tiling import ceil_divide
 
 MOST_PIXELS = 4096
@@ -156,37 +157,25 @@ def small_backward_kernel(
         tl.store(dx_ptr + offset, dx.to(dx_ptr.dtype.element_ty), mask=inside)
 
 
-def small_forward(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    num_batches_tracked: Tensor | None,
-    momentum: float,
-    eps: float,
-    activation: str,
-) -> tuple[Tensor, Tensor]:
+def small_forward(x: Tensor, norm: BatchNorm) -> tuple[Tensor, Tensor]:
     """The activated output, and the terms of each channel."""
     channels = x.shape[1]
     terms = torch.empty((TERMS, channels), dtype=torch.float32, device=x.device)
     y = torch.empty_like(x, memory_format=torch.channels_last)
     small_forward_kernel[(ceil_divide(channels, _COLUMNS),)](
         x,
-        weight,
-        bias,
-        terms if running_mean is None else running_mean,
-        terms if running_var is None else running_var,
-        terms if num_batches_tracked is None else num_batches_tracked,
+        norm.weight,
+        norm.bias,
+        *running_or(terms, norm),
         terms,
         y,
         x.numel() // channels,
         channels,
-        momentum,
-        eps,
-        TRACKED=running_mean is not None,
-        COUNTED=num_batches_tracked is not None,
-        ACTIVATION=activation,
+        norm.momentum,
+        norm.eps,
+        TRACKED=norm.running_mean is not None,
+        COUNTED=norm.num_batches_tracked is not None,
+        ACTIVATION=norm.activation,
         ROWS=_ROWS,
         COLUMNS=_COLUMNS,
         ALIGNED=channels % _COLUMNS == 0,

@@ -13,10 +13,10 @@ from torch.autograd.function import once_differentiable
 from anywidth.errors import AnywidthError
 from anywidth.kernels import batch_norm_small
 from anywidth.kernels.batch_norm_backward import finish_parameter_gradients, input_gradient
-from anywidth.kernels.deferred import DeferredNorm
 from anywidth.kernels.depthwise_forward import depthwise_forward
 from anywidth.kernels.depthwise_gradients import depthwise_gradients
 from anywidth.kernels.eligibility import obstacle_to_depthwise_conv2d
+from anywidth.kernels.norms import DeferredNorm
 
 
 class _DepthwiseConv2d(torch.autograd.Function):

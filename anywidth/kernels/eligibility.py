@@ -7,6 +7,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from anywidth.kernels.norms import BatchNorm
+
 ACTIVATIONS = ("none", "relu", "relu6", "silu", "hardswish")
 KERNEL_SIZES = (3, 5)
 STRIDES = (1, 2)
@@ -91,35 +93,23 @@ def obstacle_to_stem_conv2d(
     return None
 
 
-def obstacle_to_batch_norm_act(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    activation: str,
-) -> str | None:
+def obstacle_to_batch_norm_act(x: Tensor, norm: BatchNorm) -> str | None:
     """Why a batch norm in training with its activation cannot run here, or None."""
     obstacle = _obstacle_to_input(x)
     if obstacle is not None:
         return obstacle
-    if activation not in ACTIVATIONS:
-        return f"the activation is {activation!r}, expected one of {ACTIVATIONS}"
+    if norm.activation not in ACTIVATIONS:
+        return f"the activation is {norm.activation!r}, expected one of {ACTIVATIONS}"
     if x.numel() == x.shape[1]:
         return f"x has shape {tuple(x.shape)}: one value a channel has no variance"
-    if (running_mean is None) != (running_var is None):
+    if (norm.running_mean is None) != (norm.running_var is None):
         return "only one of running_mean and running_var is given, expected both or neither"
-    if weight is None or bias is None:
+    if any(parameter is None for parameter in (norm.weight, norm.bias)):
         return "weight or bias is None, expected both"
-    if weight.shape != bias.shape:
-        return f"weight has shape {tuple(weight.shape)} and bias {tuple(bias.shape)}"
-    vectors = {
-        "weight": weight,
-        "bias": bias,
-        "running_mean": running_mean,
-        "running_var": running_var,
-    }
-    for name, vector in vectors.items():
+    if norm.weight.shape != norm.bias.shape:
+        return f"weight has shape {tuple(norm.weight.shape)} and bias {tuple(norm.bias.shape)}"
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        vector = getattr(norm, name)
         if vector is None:
             continue
         if vector.dim() != 1 or vector.stride(0) != 1:

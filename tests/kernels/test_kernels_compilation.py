@@ -14,6 +14,7 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from anywidth.kernels import (
+    BatchNorm,
     batch_norm_backward,
     batch_norm_forward,
     batch_norm_small,
@@ -68,21 +69,20 @@ def _launch_everything(channels: int, kernel: int, stride: int) -> None:
     flat = torch.empty(4 * ALL_CHANNELS + start)
     weight, bias, mean, variance = flat[start:].view(4, ALL_CHANNELS)
     batches = torch.zeros((), dtype=torch.int64)
-    terms = batch_norm_forward.batch_terms(x, weight, bias, mean, variance, batches, 0.1, 1e-5)
+    norm = BatchNorm(weight, bias, "relu", mean, variance, batches)
+    terms = batch_norm_forward.batch_terms(x, norm)
     z = batch_norm_forward.normalize_and_activate(x, terms, "relu")
     _, _, corrections = batch_norm_backward.parameter_gradients(x, z, terms, weight, bias, "relu")
     batch_norm_backward.input_gradient(x, z, terms, corrections, "relu")
     done = (filters, stride, kernel // 2, terms, "relu")
     y, partial = depthwise_forward.depthwise_forward(x, *done, statistics=True)
     depthwise_gradients.depthwise_gradients(x, y, *done)
-    merged = (weight, bias, mean, variance, batches, 0.1, 1e-5)
-    batch_norm_forward.merged_terms(partial, y.numel() // channels, *merged)
+    batch_norm_forward.merged_terms(partial, y.numel() // channels, norm)
     picture = torch.empty(2, 3, 9, 9, dtype=x.dtype).to(memory_format=torch.channels_last)
     filters = torch.empty(ALL_CHANNELS, 3, 3, 3)
     z, _ = stem_convolution.stem_forward(picture, filters, channels, stride, 1, True)
     stem_convolution.stem_weight_gradient(picture, z, filters, stride, 1)
-    running = (mean, variance, batches)
-    y, terms = batch_norm_small.small_forward(x, weight, bias, *running, 0.1, 1e-5, "relu")
+    y, terms = batch_norm_small.small_forward(x, norm)
     batch_norm_small.small_backward(x, y, terms, weight, bias, "relu")
 
 

@@ -67,8 +67,9 @@ ONE = torch.zeros(16)
 @pytest.mark.parametrize("activation", kernels.ACTIVATIONS)
 def test_batch_norms_are_supported(activation):
     x = _image(2, 8, 7, 7)
-    assert kernels.supports_batch_norm_act(x, ONE, ONE, None, None, activation)
-    assert kernels.supports_batch_norm_act(x, ONE[:8], ONE[:8], ONE, ONE[3:11], activation)
+    assert kernels.supports_batch_norm_act(x, kernels.BatchNorm(ONE, ONE, activation))
+    tracked = kernels.BatchNorm(ONE[:8], ONE[:8], activation, ONE, ONE[3:11])
+    assert kernels.supports_batch_norm_act(x, tracked)
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
@@ -87,9 +88,10 @@ def test_batch_norms_are_supported(activation):
     ],
 )
 def test_other_batch_norms_say_why_not(x, weight, bias, mean, variance, activation, words):
-    assert not kernels.supports_batch_norm_act(x, weight, bias, mean, variance, activation)
+    norm = kernels.BatchNorm(weight, bias, activation, mean, variance)
+    assert not kernels.supports_batch_norm_act(x, norm)
     with pytest.raises(AnywidthError) as raised:
-        kernels.batch_norm_act(x, weight, bias, mean, variance, 0.1, 1e-5, activation)
+        kernels.batch_norm_act(x, norm)
     assert words in str(raised.value)
     assert "torch.nn.functional.batch_norm" in str(raised.value)
 
@@ -101,7 +103,7 @@ def test_tensors_too_large_for_32_bit_offsets_are_refused(monkeypatch, as_on_a_g
     assert not kernels.supports_depthwise_conv2d(x, FILTERS, 1, 2)
     monkeypatch.setattr(eligibility, "MOST_ELEMENTS", x.numel() - 1)
     assert not kernels.supports_depthwise_conv2d(x, FILTERS, 1, 1)
-    assert not kernels.supports_batch_norm_act(x, ONE, ONE, None, None, "relu")
+    assert not kernels.supports_batch_norm_act(x, kernels.BatchNorm(ONE, ONE))
 
 
 def test_a_tensor_in_main_memory_is_refused():
@@ -123,7 +125,7 @@ from anywidth import kernels
 assert not kernels.available()
 x = torch.zeros(2, 8, 7, 7).contiguous(memory_format=torch.channels_last)
 assert not kernels.supports_depthwise_conv2d(x, torch.zeros(8, 1, 3, 3), 1, 1)
-assert not kernels.supports_batch_norm_act(x, torch.ones(8), torch.ones(8), None, None, "relu")
+assert not kernels.supports_batch_norm_act(x, kernels.BatchNorm(torch.ones(8), torch.ones(8)))
 """
     subprocess.run([sys.executable, "-c", program], check=True)
 

@@ -6,7 +6,12 @@ from interpreter import assert_near
 from torch import Tensor
 from torch.nn import functional
 
-from anywidth.kernels import ACTIVATIONS, batch_norm_act, batch_norm_act_with_statistics
+from anywidth.kernels import (
+    ACTIVATIONS,
+    BatchNorm,
+    batch_norm_act,
+    batch_norm_act_with_statistics,
+)
 from anywidth.kernels.shared_buffers import gradients_added_to
 
 TOLERANCE = {torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
@@ -59,7 +64,7 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor, activation: str, view: bool 
     expected.backward(gradient.double())
 
     given = (weight[:channels], bias[:channels]) if view else (weight, bias)
-    y = batch_norm_act(x, *given, None, None, MOMENTUM, EPS, activation)
+    y = batch_norm_act(x, BatchNorm(*given, activation, eps=EPS))
     y.backward(gradient)
     tolerance = TOLERANCE[x.dtype]
     assert y.dtype == x.dtype
@@ -92,7 +97,7 @@ def test_gradients_are_added_to_sums_of_the_active_channels(shape):
     gradient = torch.randn(shape)
 
     def gradients():
-        y = batch_norm_act(x, weight, bias, None, None, MOMENTUM, EPS, "relu")
+        y = batch_norm_act(x, BatchNorm(weight, bias, "relu", eps=EPS))
         return torch.autograd.grad(y, (x, weight, bias), gradient, allow_unused=True)
 
     expected = gradients()
@@ -113,7 +118,7 @@ def test_batches_are_counted_where_statistics_are_tracked():
     running = [torch.zeros(24), torch.ones(24)]
     batches = torch.tensor(7)
     for _ in range(2):
-        batch_norm_act(x, weight, bias, *running, MOMENTUM, EPS, "relu", batches)
+        batch_norm_act(x, BatchNorm(weight, bias, "relu", *running, batches))
     assert batches.item() == 9
 
 
@@ -122,7 +127,7 @@ def test_a_nan_is_not_hidden(activation):
     x, weight, bias = _inputs((2, 8, 3, 3), torch.float32)
     with torch.no_grad():
         x[0, 2, 1, 1] = torch.nan
-    y = batch_norm_act(x, weight, bias, None, None, MOMENTUM, EPS, activation)
+    y = batch_norm_act(x, BatchNorm(weight, bias, activation))
     assert y[:, 2].isnan().all()
     assert y[:, 3].isfinite().all()
 
@@ -134,7 +139,7 @@ def test_running_statistics_are_updated_as_in_pytorch(channels):
     untouched = mean.clone(), variance.clone()
     expected = mean[:channels].clone(), variance[:channels].clone()
     functional.batch_norm(x, *expected, weight[:channels], bias[:channels], True, MOMENTUM, EPS)
-    batch_norm_act(x, weight, bias, mean, variance, MOMENTUM, EPS, "relu")
+    batch_norm_act(x, BatchNorm(weight, bias, "relu", mean, variance, momentum=MOMENTUM, eps=EPS))
     assert_near(mean[:channels], expected[0], 1e-6)
     assert_near(variance[:channels], expected[1], 1e-6)
     assert torch.equal(mean[channels:], untouched[0][channels:])
@@ -143,9 +148,7 @@ def test_running_statistics_are_updated_as_in_pytorch(channels):
 
 def test_statistics_are_returned_and_carry_no_gradient():
     x, weight, bias = _inputs((4, 20, 5, 5), torch.float32)
-    y, mean, variance = batch_norm_act_with_statistics(
-        x, weight, bias, None, None, MOMENTUM, EPS, "silu"
-    )
+    y, mean, variance = batch_norm_act_with_statistics(x, BatchNorm(weight, bias, "silu"))
     assert y.requires_grad
     assert not mean.requires_grad
     assert not variance.requires_grad
@@ -157,16 +160,14 @@ def test_the_variance_survives_a_large_mean():
     torch.manual_seed(0)
     x = (1000 + torch.randn(8, 24, 9, 9)).contiguous(memory_format=torch.channels_last)
     ones, zeros = torch.ones(24), torch.zeros(24)
-    _, mean, variance = batch_norm_act_with_statistics(
-        x, ones, zeros, None, None, MOMENTUM, EPS, "none"
-    )
+    _, mean, variance = batch_norm_act_with_statistics(x, BatchNorm(ones, zeros))
     assert_near(mean, x.double().mean((0, 2, 3)), 1e-6)
     assert_near(variance, x.double().var((0, 2, 3), correction=0), 1e-5)
 
 
 def test_parameters_alone_can_be_trained():
     x, weight, bias = _inputs((4, 24, 5, 5), torch.float32)
-    y = batch_norm_act(x.detach(), weight, bias, None, None, MOMENTUM, EPS, "relu")
+    y = batch_norm_act(x.detach(), BatchNorm(weight, bias, "relu"))
     y.sum().backward()
     assert weight.grad is not None
     assert x.grad is None

@@ -81,13 +81,12 @@ def _exact(layers: Layers, x: Tensor, stride: int, padding: int, activation: str
 
 
 def _ours(layers: Layers, x: Tensor, stride: int, padding: int, activation: str) -> Tensor:
-    first = kernels.deferred_norm(
-        x, layers.scale, layers.shift, layers.mean, layers.var, 0.1, 1e-5, activation
-    )
+    norm = kernels.BatchNorm(layers.scale, layers.shift, activation, layers.mean, layers.var)
+    first = kernels.deferred_norm(x, norm)
     y, partial = kernels.depthwise_conv2d_with_statistics(x, layers.filters, stride, padding, first)
     ones, zeros = torch.ones_like(layers.mean), torch.zeros_like(layers.mean)
     running = layers.next_mean, layers.next_var
-    return kernels.batch_norm_act(y, ones, zeros, *running, 0.1, 1e-5, "none", None, partial)
+    return kernels.batch_norm_act(y, kernels.BatchNorm(ones, zeros, "none", *running), partial)
 
 
 def _check(

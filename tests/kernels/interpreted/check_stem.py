@@ -97,9 +97,8 @@ def test_statistics_for_the_norm_after_it(made, shape):
     y, partial = kernels.stem_conv2d_with_statistics(x, weight, made, 1, 1)
     assert partial is not None
     assert not partial.requires_grad
-    ones, zeros = torch.ones(made), torch.zeros(made)
-    norm = (ones, zeros, None, None, 0.1, 1e-5, "none", None)
-    terms = kernels.deferred_norm(y.detach(), *norm, partial).terms
+    norm = kernels.BatchNorm(torch.ones(made), torch.zeros(made))
+    terms = kernels.deferred_norm(y.detach(), norm, partial).terms
     whole = y.detach().double()
     assert_near(terms[0], whole.mean((0, 2, 3)), 1e-5)
     assert_near(terms[1], whole.var((0, 2, 3), correction=0), 1e-5)
