@@ -26,8 +26,9 @@ from anywidth.width import Width
 def extract(model: nn.Module, width: Width, fold: bool = False) -> nn.Module:
     """A plain network with the weights that `model` has at `width`.
 
-    The result is of the model's own class, made of torch's layers, with its own contiguous
-    tensors; it pickles, exports and trains like any other network. `model` is not changed.
+    The result is of the model's own class, made of torch's layers, with dense tensors of its own,
+    channels-last where the model's are; it pickles, exports and trains like any other network.
+    `model` is not changed.
 
     Args:
         model: a converted network.
@@ -92,10 +93,21 @@ def _in_evaluation(module: nn.Module, name: str) -> Tensor:
 
 
 def _like(whole: Tensor, active: Tensor) -> Tensor:
-    fresh = active.detach().clone(memory_format=torch.contiguous_format)
+    is_channels_last = whole.dim() == 4 and whole.stride() == _channels_last_strides(whole)
+    form = torch.channels_last if is_channels_last else torch.contiguous_format
+    fresh = active.detach().clone(memory_format=form)
     if isinstance(whole, nn.Parameter):
         return nn.Parameter(fresh, requires_grad=whole.requires_grad)
     return fresh
+
+
+def _channels_last_strides(tensor: Tensor) -> tuple[int, ...]:
+    """They tell a 1x1 filter laid out so from a contiguous one; `is_contiguous` takes it for both.
+
+    Convolutions on a CPU choose their way by them, and differ in speed by half.
+    """
+    _, channels, height, width = tensor.shape
+    return (channels * height * width, 1, channels * width, channels)
 
 
 def _warn_if_uncalibrated(model: nn.Module, is_full: bool, width: Width) -> None:

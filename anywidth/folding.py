@@ -51,6 +51,6 @@ def _scaled(layer: nn.Linear | _ConvNd, scale: Tensor) -> Tensor:
     if not isinstance(layer, _ConvTransposeNd):
         return weight * scale.view(-1, *[1] * (weight.dim() - 1))
     groups, inside = layer.groups, weight.shape[1:]
-    blocks = weight.view(groups, -1, *inside)
+    blocks = weight.reshape(groups, -1, *inside)
     factors = scale.view(groups, 1, inside[0], *[1] * (weight.dim() - 2))
-    return (blocks * factors).view_as(weight)
+    return (blocks * factors).reshape(weight.shape)

@@ -37,6 +37,24 @@ def storages(model: nn.Module) -> set[int]:
     return {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
 
 
+@pytest.mark.parametrize("fold", [False, True])
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_the_memory_format_is_kept(form: torch.memory_format, fold: bool) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    layers = (nn.Conv2d(3, 16, 3, 1, 1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 1),
+              nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, 1, 1, groups=16),
+              nn.ConvTranspose2d(16, 8, 2, 2), nn.BatchNorm2d(8))  # fmt: skip
+    model = convert(nn.Sequential(*layers), x).to(memory_format=form)  # type: ignore[call-overload]
+    small = extract_quietly(model, 0.5, fold=fold)
+    filters = [p for p in small.parameters() if p.dim() == 4]
+    assert len(filters) == 4
+    for tensor in filters:
+        laid_out = torch.empty(tensor.shape).to(memory_format=form)
+        assert tensor.stride() == laid_out.stride(), tuple(tensor.shape)
+    with aw.at_width(model, 0.5), uncalibrated_allowed(model):
+        torch.testing.assert_close(small.eval()(x), model.eval()(x), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
 def test_tensors_are_contiguous_and_its_own(mode: bool) -> None:
     model = convert(network(), torch.randn(IMAGE)).train(mode)
