@@ -55,7 +55,8 @@ class SpectrumPoint:
         macs: multiply-adds of one example.
         parameters: of the network that the width leaves.
         metrics: what `evaluate` returned, e.g. `{"top1_error": 8.1, "loss": 0.31}`.
-        latency_ms: of one forward pass of one example; None where it was not measured.
+        latency_ms: of one forward pass of one example, see `spectrum`; None where it was not
+            measured.
     """
 
     width: float | None
@@ -216,7 +217,9 @@ def spectrum(
         widths: fractions of the full width, or configurations.
         name: the label in plots and tables.
         kind: "us", "s", "i" or "control"; decides how a plot draws it.
-        measure_latency: also time a forward pass of one example at each width.
+        measure_latency: also time a forward pass of one example at each width: of the network
+            extracted, with its norms merged, as one would ship it. On a GPU of the network itself,
+            because cuDNN prepares every new shape for up to a second.
         progress: show how far it has come (where rich is installed).
 
     Example:
@@ -236,7 +239,7 @@ def spectrum(
                 with at_width(model, width) as config:
                     if config not in measured:
                         metrics = _numbers(evaluate(model))
-                        time = latency(model, width).median if measure_latency else None
+                        time = _latency(model, config) if measure_latency else None
                         measured[config] = metrics, time
                 metrics, time = measured[config]
                 uniform = None if isinstance(width, ChannelConfig) else float(width)
@@ -396,6 +399,11 @@ def _with_spread(value: float, spread: float) -> str:
     """Both to the same decimal place."""
     places = 2 if abs(value) >= 1 else 4
     return f"{value:.{places}f} ± {spread:.{places}f}"
+
+
+def _latency(model: nn.Module, config: ChannelConfig) -> float:
+    on_gpu = any(parameter.is_cuda for parameter in model.parameters())
+    return latency(model, config, fold=not on_gpu).median
 
 
 def _check_statistics(model: nn.Module, widths: Sequence[Width]) -> None:

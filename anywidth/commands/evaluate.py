@@ -69,7 +69,10 @@ def calibrate(
 def spectrum(
     run: RunFolder,
     widths: Widths = None,
-    latency: Annotated[bool, typer.Option(help="Measure the latency of each width.")] = True,
+    latency: Annotated[
+        bool,
+        typer.Option(help="Time each width, on a CPU extracted and with its norms merged."),
+    ] = True,
     device: Device = "auto",
     data_dir: DataDir = None,
     eval_dir: EvalDir = None,
