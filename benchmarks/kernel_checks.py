@@ -13,30 +13,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from anywidth import kernels
-from anywidth.kernels import (
-    batch_norm_backward,
-    batch_norm_forward,
-    batch_norm_small,
-    depthwise_forward,
-    depthwise_gradients,
-    partial_sums,
-    stem_convolution,
-)
+from anywidth.kernels.compilation import KERNELS
 
 # Largest error as a share of the largest value: rounding of the output, then float32 sums.
 TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 5e-6}
 SUM_TOLERANCE = 1e-5
 FLIPPED = 5e-4  # of sums over values of which a few may be rounded either way
 NAMES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-MODULES = (
-    batch_norm_backward,
-    batch_norm_forward,
-    batch_norm_small,
-    depthwise_forward,
-    depthwise_gradients,
-    partial_sums,
-    stem_convolution,
-)
 
 
 @dataclass(frozen=True)
@@ -275,12 +258,12 @@ def check_everything(processes: int) -> list[dict[str, Any]]:
 
 def variants() -> Counter[str]:
     """Compiled variants of every kernel in this process."""
-    counts: Counter[str] = Counter()
-    for module in MODULES:
-        for name, value in vars(module).items():
-            if name.endswith("_kernel") and hasattr(value, "device_caches"):
-                counts[name] = sum(len(cache[0]) for cache in value.device_caches.values())
-    return counts
+    return Counter(
+        {
+            name: sum(len(cache[0]) for cache in kernel.device_caches.values())
+            for name, kernel in KERNELS.items()
+        }
+    )
 
 
 def train_once(channels: int) -> None:

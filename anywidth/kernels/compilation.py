@@ -6,6 +6,9 @@ from typing import Any
 
 import triton
 
+KERNELS: dict[str, Any] = {}
+"""Every kernel of the modules that were imported, by its name."""
+
 
 def compile_once(function: Callable[..., Any]) -> Any:
     """Jit a kernel whose integer arguments never cause another compilation.
@@ -16,7 +19,8 @@ def compile_once(function: Callable[..., Any]) -> Any:
     ``slice_ptr``) may begin anywhere in a larger tensor, so nor does their alignment count.
     """
     parameters = signature(function).parameters.values()
-    return triton.jit(
+    KERNELS[function.__name__] = triton.jit(
         do_not_specialize=[p.name for p in parameters if p.annotation is int],
         do_not_specialize_on_alignment=[p.name for p in parameters if p.name.endswith("slice_ptr")],
     )(function)
+    return KERNELS[function.__name__]

@@ -7,6 +7,8 @@ never written. On the way out, the statistics that a batch norm after it needs m
 
 # mypy: allow-untyped-defs, disable-error-code="assignment"
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -224,41 +226,21 @@ def stem_forward(
     With ``statistics``, also returns what :func:`~anywidth.kernels.batch_norm_forward.merged_terms`
     makes the terms of the output of.
     """
-    images, in_channels, height, width = x.shape
-    out_height, out_width = output_size(x, stride, padding)
-    shape = (images, channels, out_height, out_width)
+    shape = (x.shape[0], channels, *output_size(x, stride, padding))
     y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    pixels = images * out_height * out_width
-    blocks, items = ceil_divide(channels, _CHANNELS), ceil_divide(pixels, _PIXELS)
-    parts = _parts(x, blocks, items)
+    launch = _Launch.of(x, y, stride, padding)
     partial = None
     if statistics:
-        partial = torch.empty((3, parts, channels), dtype=torch.float32, device=x.device)
-    stem_forward_kernel[(blocks * parts,)](
+        partial = torch.empty((3, launch.parts, channels), dtype=torch.float32, device=x.device)
+    stem_forward_kernel[(launch.programs,)](
         x,
         weight,
         y,
         y if partial is None else partial,
-        pixels,
-        height,
-        width,
-        out_height,
-        out_width,
-        channels,
-        ceil_divide(channels, _VECTOR.value),
-        blocks,
-        items,
-        parts,
+        *launch.sizes,
         *weight.stride(),
-        STRIDE=stride,
-        PADDING=padding,
-        IN_CHANNELS=in_channels,
         STATISTICS=statistics,
-        PIXELS=_PIXELS,
-        CHANNELS=_CHANNELS,
-        TAPS=_padded_taps(in_channels),
-        ALIGNED=channels % _VECTOR.value == 0,
-        num_warps=4,
+        **launch.constants,
     )
     return y, partial
 
@@ -270,38 +252,17 @@ def stem_weight_gradient(
 
     See :mod:`anywidth.kernels.shared_buffers`.
     """
-    in_channels, height, width = x.shape[1:]
-    images, channels, out_height, out_width = dy.shape
-    pixels = images * out_height * out_width
-    blocks, items = ceil_divide(channels, _CHANNELS), ceil_divide(pixels, _PIXELS)
-    parts = _parts(x, blocks, items)
+    launch = _Launch.of(x, dy, stride, padding)
     gradient, is_sum = gradient_of(weight)
-    partial = torch.empty(
-        (parts, KERNEL * KERNEL * in_channels, channels), dtype=torch.float32, device=x.device
-    )
-    stem_weight_gradient_kernel[(blocks * parts,)](
+    taps, channels = KERNEL * KERNEL * x.shape[1], dy.shape[1]
+    partial = torch.empty((launch.parts, taps, channels), dtype=torch.float32, device=x.device)
+    stem_weight_gradient_kernel[(launch.programs,)](
         x,
         dy,
         partial,
-        pixels,
-        height,
-        width,
-        out_height,
-        out_width,
-        channels,
-        ceil_divide(channels, _VECTOR.value),
-        blocks,
-        items,
-        parts,
+        *launch.sizes,
         *gradient.stride()[1:],
-        STRIDE=stride,
-        PADDING=padding,
-        IN_CHANNELS=in_channels,
-        PIXELS=_PIXELS,
-        CHANNELS=_CHANNELS,
-        TAPS=_padded_taps(in_channels),
-        ALIGNED=channels % _VECTOR.value == 0,
-        num_warps=4,
+        **launch.constants,
     )
     return add_partial_sums(partial, gradient, is_sum)
 
@@ -312,10 +273,38 @@ def output_size(x: Tensor, stride: int, padding: int) -> tuple[int, int]:
     return height, width
 
 
-def _parts(x: Tensor, blocks: int, items: int) -> int:
-    wanted = _PROGRAMS_A_MULTIPROCESSOR * multiprocessors(x.device)
-    return choose_parts(blocks, items, wanted)
+@dataclass(frozen=True)
+class _Launch:
+    """How the work of a kernel is cut, and what both kernels are told of it."""
 
+    programs: int
+    parts: int  # that share the pixels of a block of channels
+    sizes: tuple[int, ...]  # arguments that may change with the width
+    constants: dict[str, int]
 
-def _padded_taps(in_channels: int) -> int:
-    return max(16, triton.next_power_of_2(KERNEL * KERNEL * in_channels))
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, stride: int, padding: int) -> "_Launch":
+        """For a convolution of ``x`` whose output has the shape of ``y``."""
+        in_channels, height, width = x.shape[1:]
+        images, channels, out_height, out_width = y.shape
+        pixels = images * out_height * out_width
+        blocks, items = ceil_divide(channels, _CHANNELS), ceil_divide(pixels, _PIXELS)
+        wanted = _PROGRAMS_A_MULTIPROCESSOR * multiprocessors(x.device)
+        parts = choose_parts(blocks, items, wanted)
+        vectors = ceil_divide(channels, _VECTOR.value)
+        places = (pixels, height, width, out_height, out_width)
+        return cls(
+            programs=blocks * parts,
+            parts=parts,
+            sizes=(*places, channels, vectors, blocks, items, parts),
+            constants={
+                "STRIDE": stride,
+                "PADDING": padding,
+                "IN_CHANNELS": in_channels,
+                "PIXELS": _PIXELS,
+                "CHANNELS": _CHANNELS,
+                "TAPS": max(16, triton.next_power_of_2(KERNEL * KERNEL * in_channels)),
+                "ALIGNED": channels % _VECTOR.value == 0,
+                "num_warps": 4,
+            },
+        )

@@ -11,7 +11,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
-from triton.runtime.jit import JITFunction, create_function_from_signature
+from triton.runtime.jit import create_function_from_signature
 
 from anywidth.kernels import (
     BatchNorm,
@@ -20,26 +20,11 @@ from anywidth.kernels import (
     batch_norm_small,
     depthwise_forward,
     depthwise_gradients,
-    partial_sums,
     stem_convolution,
 )
+from anywidth.kernels.compilation import KERNELS
 
 TARGET = GPUTarget("cuda", 90, 32)
-MODULES = (
-    batch_norm_backward,
-    batch_norm_forward,
-    batch_norm_small,
-    depthwise_forward,
-    depthwise_gradients,
-    partial_sums,
-    stem_convolution,
-)
-KERNELS = {
-    name: value
-    for module in MODULES
-    for name, value in vars(module).items()
-    if name.endswith("_kernel") and isinstance(value, JITFunction)
-}
 ALIGNED_WIDTHS = [8, 16, 24, 32, 40, 64, 72, 136, 256, 264]
 OTHER_WIDTHS = [1, 3, 7, 17, 33, 257]
 ALL_CHANNELS = 264
