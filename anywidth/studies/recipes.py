@@ -87,9 +87,10 @@ def cifar10(network: Network) -> ClassificationConfig:
     """`cifar10_mobilenet_v1` or `_v2`, with strides for 32 px (total stride 8), made for a GPU.
 
     Widths are drawn from 16 configurations, so that each is captured once; spectra are evaluated at
-    others too. A fifth of the training images calibrates, augmented as in training: over the images
-    as they are, which the networks know by heart, I-Nets were 0.2 to 1.2 points worse than with the
-    statistics they tracked, over augmented ones within 0.15.
+    others too, where one failed (`docs/results.md`, number-of-widths). A fifth of the training
+    images calibrates, augmented as in training: over the images as they are, which the networks
+    know by heart, I-Nets were 0.2 to 1.2 points worse than with the statistics they tracked, over
+    augmented ones within 0.15.
 
     Chosen among 19 settings by the error of the full-width I-Net of MobileNet v1 on a tenth of the
     training images held out; `docs/results.md` has them all.
