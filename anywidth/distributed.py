@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterable
 
@@ -17,6 +18,10 @@ from anywidth.layers import tracked_statistics
 def start_processes(device: torch.device) -> None:
     """Joins the group that `torchrun` started; does nothing in a single process."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        # Its functions keep the group that is there when they are first imported as a default.
+        # Imported later, by whatever needs it, they would keep ours beyond stop_processes, and
+        # gloo's threads, still running while Python ends, now and then abort the process.
+        importlib.import_module("torch.distributed.nn.functional")
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
 
 

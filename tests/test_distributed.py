@@ -17,10 +17,15 @@ from anywidth.statistics import statistics_to_tensors
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
     done = torchrun(HERE / "two_ranks.py", folder)
     assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> list[dict[str, Any]]:
     with torch.serialization.safe_globals([aw.ChannelConfig]):
         return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
 
@@ -59,6 +64,12 @@ def test_running_statistics_are_averaged(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert torch.equal(rank["averaged"], torch.full((16,), 0.5))
         assert rank["sum"].tolist() == [2.0, 1.0]
+
+
+def test_nothing_keeps_the_group_once_it_is_stopped(folder: Path) -> None:
+    """Its threads would still run while Python ends, which now and then aborts the process."""
+    for rank in range(2):
+        assert (folder / f"rank{rank}.group").read_text() == "gone"
 
 
 def test_one_process_is_left_alone() -> None:

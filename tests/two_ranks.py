@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ def main(folder: Path, device: str = "cpu") -> None:
     # Several ranks on one GPU are more than NCCL takes, so they meet through the CPU.
     distributed.start_processes(torch.device("cpu"))
     rank = distributed.rank()
+    group = weakref.ref(dist.group.WORLD)
     reductions = []
     all_reduce = dist.all_reduce
 
@@ -79,6 +81,7 @@ def main(folder: Path, device: str = "cpu") -> None:
         folder / f"rank{rank}.pt",
     )
     distributed.stop_processes()
+    (folder / f"rank{rank}.group").write_text("kept" if group() else "gone")
 
 
 if __name__ == "__main__":
