@@ -12,14 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anywidth.errors import AnywidthError
-from anywidth.spectra import (
-    Spectrum,
-    format_metric,
-    format_width,
-    joined,
-    metric_label,
-    standard_error,
-)
+from anywidth.spectra import Spectrum, joined, standard_error
+from anywidth.spectrum_tables import format_metric, format_width, metric_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

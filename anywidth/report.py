@@ -29,18 +29,15 @@ from anywidth.plots import (
     spectra_figure,
     style,
 )
-from anywidth.spectra import (
-    Spectrum,
-    SpectrumPoint,
+from anywidth.spectra import Spectrum, SpectrumPoint, joined, values_at
+from anywidth.spectrum_tables import (
     format_count,
     format_mean,
     format_metric,
     format_point,
     format_width,
-    joined,
     metric_label,
     shown_metrics,
-    values_at,
 )
 
 if TYPE_CHECKING:

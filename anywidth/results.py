@@ -23,7 +23,8 @@ from anywidth.metrics import read_metrics
 from anywidth.plots import has_curves, plot_curves, plot_spectra
 from anywidth.report import Section, write_report
 from anywidth.run import Run
-from anywidth.spectra import Spectrum, shown_metrics, spectrum
+from anywidth.spectra import Spectrum, spectrum
+from anywidth.spectrum_tables import shown_metrics
 from anywidth.statistics import calibrated_widths, is_full_width_new
 from anywidth.width import Width
 

@@ -6,12 +6,10 @@ import contextlib
 import csv
 import io
 import math
-import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,26 +21,14 @@ from anywidth.layers import is_switched_norm
 from anywidth.state import state_of
 from anywidth.width import ChannelConfig, Width, width_list
 
-if TYPE_CHECKING:
-    from rich.table import Table
+STANDARD_ERROR = "_standard_error"
+"""What the name of a metric ends in that says how far the one before it may be off."""
 
 KINDS = ("us", "s", "i", "control")
 """Universally slimmable, slimmable, individually trained, and an ordinary network sliced."""
 
 _VERSION = 1
-_MOST_WIDTHS = 10_000
 _COST_COLUMNS = ("width", "macs", "parameters")
-_LABELS = {
-    "top1_error": "top-1 error, %",
-    "top5_error": "top-5 error, %",
-    "top1_accuracy": "top-1 accuracy, %",
-    "top5_accuracy": "top-5 accuracy, %",
-    "psnr": "PSNR, dB",
-    "ssim": "SSIM",
-    "score": "mean score",
-    "greedy_score": "mean score, greedy",
-}
-_STANDARD_ERROR = "_standard_error"
 
 
 @dataclass(frozen=True)
@@ -251,36 +237,6 @@ def spectrum(
     return Spectrum(name, tuple(points), kind)
 
 
-def parse_widths(text: str) -> list[float]:
-    """Widths from a command line: `0.5`, `0.25,0.5,1.0`, or `0.25:1.0:0.025` (both ends included).
-
-    Commas may join ranges and numbers. Steps are taken in decimals, so 0.3 is 0.3.
-    """
-    widths: list[float] = []
-    try:
-        for part in text.split(","):
-            numbers = [Decimal(number.strip()) for number in part.split(":")]
-            widths += map(float, numbers if len(numbers) == 1 else _steps(*numbers))
-    except (ArithmeticError, TypeError, ValueError) as error:
-        reason = f" ({error})" if type(error) is ValueError else ""
-        raise AnywidthError(
-            f"widths {text!r} cannot be read{reason}: expected a number such as 0.5, a list such "
-            "as 0.25,0.5,1.0, or start:stop:step such as 0.25:1.0:0.025"
-        ) from error
-    for width in widths:
-        if not 0 < width <= 1:
-            raise AnywidthError(
-                f"width {width} in {text!r}: a width is in (0, 1], a fraction of the full width"
-            )
-    return list(dict.fromkeys(widths))
-
-
-def spectrum_widths(low: float, high: float, step: float = 0.025) -> list[float]:
-    """From `low` in equal steps, and `high`, whether or not a step ends there."""
-    steps = math.ceil((high - low) / step - 1e-9)
-    return [*(round(low + i * step, 6) for i in range(steps)), high]
-
-
 def joined(spectra: Iterable[Spectrum]) -> list[Spectrum]:
     """Spectra of one name and kind made one: I-Nets are a network a width, and one series."""
     series: dict[tuple[str, str], Spectrum] = {}
@@ -301,104 +257,11 @@ def values_at(spectrum: Spectrum, width: float, metric: str) -> list[float]:
 
 def standard_error(point: SpectrumPoint, metric: str) -> float:
     """How far a mean may be off: of games or of seeds; 0 where nothing says so."""
-    return point.metrics.get(metric + _STANDARD_ERROR, 0.0)
-
-
-def shown_metrics(spectrum: Spectrum) -> list[str]:
-    """The metrics a table has a column for: a standard error stands beside its mean."""
-    names = spectrum.metrics
-    return [
-        name
-        for name in names
-        if not (name.endswith(_STANDARD_ERROR) and name.removesuffix(_STANDARD_ERROR) in names)
-    ]
-
-
-def format_point(point: SpectrumPoint, metric: str) -> str:
-    """A metric at one width, with its standard error if there is one."""
-    value, error = point.metrics.get(metric), standard_error(point, metric)
-    if value is None or error == 0:
-        return format_metric(value)
-    return _with_spread(value, error)
+    return point.metrics.get(metric + STANDARD_ERROR, 0.0)
 
 
 def lower_is_better(metric: str) -> bool:
     return any(word in metric.lower() for word in ("error", "loss"))
-
-
-def metric_label(metric: str) -> str:
-    """A metric's name as it stands on an axis."""
-    return _LABELS.get(metric, metric.replace("_", " "))
-
-
-def format_metric(value: float | None) -> str:
-    if value is None or math.isnan(value):
-        return "-"
-    return f"{value:.2f}" if abs(value) >= 1 else f"{value:.4f}"
-
-
-def format_count(count: float) -> str:
-    """A large count with its unit: 568.7 M."""
-    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if abs(count) >= size:
-            return f"{count / size:.1f}{unit}"
-    return f"{count:.0f}"
-
-
-def format_width(width: float | None) -> str:
-    return "nonuniform" if width is None else str(round(float(width), 6))
-
-
-def spectrum_table(spectrum: Spectrum) -> Table:
-    """A row a width, for a terminal."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    has_latency = any(point.latency_ms is not None for point in spectrum.points)
-    table = Table(title=spectrum.name or None, box=SIMPLE_HEAD, pad_edge=False)
-    metrics = shown_metrics(spectrum)
-    headings = ["width", "multiply-adds", "parameters", *map(metric_label, metrics)]
-    for heading in headings + ["latency, ms"] * has_latency:
-        table.add_column(heading, justify="right", no_wrap=" " not in heading)
-    for point in spectrum.points:
-        cells = [format_width(point.width), format_count(point.macs)]
-        cells.append(format_count(point.parameters))
-        cells += [format_point(point, name) for name in metrics]
-        table.add_row(*cells, *[format_metric(point.latency_ms)] * has_latency)
-    return table
-
-
-def comparison_table(spectra: Sequence[Spectrum], metric: str | None = None) -> Table:
-    """A row a width, a column a spectrum; several runs of one name as mean ± deviation."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    series = joined(spectra)
-    if not series:
-        raise AnywidthError("comparison_table([]): give at least one spectrum")
-    metric = series[0].metric(metric)
-    table = Table("width", title=metric_label(metric), box=SIMPLE_HEAD, pad_edge=False)
-    for one in series:
-        one.metric(metric)
-        table.add_column(one.name, justify="right")
-    widths = {p.width for one in series for p in one.points if p.width is not None}
-    for width in sorted(widths):
-        found = (values_at(one, width, metric) for one in series)
-        table.add_row(format_width(width), *map(format_mean, found))
-    return table
-
-
-def format_mean(values: list[float]) -> str:
-    """The one value, or of several (seeds) the mean ± the standard deviation."""
-    if len(values) < 2:
-        return format_metric(values[0] if values else None)
-    return _with_spread(statistics.mean(values), statistics.stdev(values))
-
-
-def _with_spread(value: float, spread: float) -> str:
-    """Both to the same decimal place."""
-    places = 2 if abs(value) >= 1 else 4
-    return f"{value:.{places}f} ± {spread:.{places}f}"
 
 
 def _latency(model: nn.Module, config: ChannelConfig) -> float:
@@ -448,14 +311,3 @@ def _point_from_csv(row: dict[str, str]) -> SpectrumPoint:
         metrics={name: float(value) for name, value in row.items() if value},
         latency_ms=float(latency_ms) if latency_ms else None,
     )
-
-
-def _steps(start: Decimal, stop: Decimal, step: Decimal) -> Iterator[Decimal]:
-    if not start.is_finite() or not stop.is_finite() or not step.is_finite():
-        raise ValueError("not a number")
-    if step <= 0 or start > stop:
-        raise ValueError("start must not exceed stop, and step must be above 0")
-    steps = (stop - start) / step
-    if steps >= _MOST_WIDTHS:
-        raise ValueError(f"more than {_MOST_WIDTHS} widths")
-    return (start + index * step for index in range(int(steps) + 1))

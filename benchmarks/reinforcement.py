@@ -36,7 +36,8 @@ from anywidth.files import read_json, write_atomically, write_json
 from anywidth.recipes import recipe
 from anywidth.results import run_spectrum, saved_spectrum
 from anywidth.run import Run
-from anywidth.spectra import Spectrum, SpectrumPoint, format_count, spectrum
+from anywidth.spectra import Spectrum, SpectrumPoint, spectrum
+from anywidth.spectrum_tables import format_count
 from anywidth.tasks.reinforcement import ReinforcementConfig, open_trained, train_run
 from benchmarks.pieces import (
     commit,

@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from anywidth.files import write_atomically
 from anywidth.metrics import read_metrics
 from anywidth.plots import INK, figure_bytes, style
-from anywidth.spectra import Spectrum, format_count
+from anywidth.spectra import Spectrum
+from anywidth.spectrum_tables import format_count
 
 Key = tuple[str, int]
 """A network's name and a seed."""

@@ -34,7 +34,8 @@ from anywidth.files import write_atomically, write_json
 from anywidth.plots import plot_spectra
 from anywidth.results import run_spectrum, saved_spectrum
 from anywidth.run import Run
-from anywidth.spectra import Spectrum, format_count, parse_widths
+from anywidth.spectra import Spectrum
+from anywidth.spectrum_tables import format_count
 from anywidth.tasks.super_resolution import (
     SuperResolutionConfig,
     load_evaluation_sets,
@@ -42,6 +43,7 @@ from anywidth.tasks.super_resolution import (
     train_run,
 )
 from anywidth.tasks.upscaling import evaluate_bicubic
+from anywidth.width_lists import parse_widths
 from benchmarks.pieces import (
     commit,
     open_run,

@@ -71,6 +71,13 @@ def start(*arguments: object, **changes: str) -> subprocess.Popen[str]:
     )
 
 
+def succeed(*arguments: object) -> Answer:
+    """What a command that must work says."""
+    answer = command(*arguments)
+    assert answer.code == 0, answer.errors
+    return answer
+
+
 def torchrun(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Runs a script or module in two processes on this machine."""
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

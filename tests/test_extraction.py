@@ -44,7 +44,7 @@ def test_the_memory_format_is_kept(form: torch.memory_format, fold: bool) -> Non
     layers = (nn.Conv2d(3, 16, 3, 1, 1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 1),
               nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, 1, 1, groups=16),
               nn.ConvTranspose2d(16, 8, 2, 2), nn.BatchNorm2d(8))  # fmt: skip
-    model = convert(nn.Sequential(*layers), x).to(memory_format=form)  # type: ignore[call-overload]
+    model = convert(nn.Sequential(*layers), x).to(memory_format=form)
     small = extract_quietly(model, 0.5, fold=fold)
     filters = [p for p in small.parameters() if p.dim() == 4]
     assert len(filters) == 4

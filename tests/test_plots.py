@@ -22,8 +22,9 @@ from anywidth.plots import (
     spectra_figure,
     style,
 )
-from anywidth.spectra import Spectrum, SpectrumPoint, parse_widths
+from anywidth.spectra import Spectrum, SpectrumPoint
 from anywidth.width import ChannelConfig
+from anywidth.width_lists import parse_widths
 
 
 def sample(name: str, kind: str, widths: list[float], rise: float, scale: int = 1) -> Spectrum:

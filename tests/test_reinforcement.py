@@ -22,7 +22,8 @@ from anywidth.files import load_tensors, read_json
 from anywidth.metrics import read_metrics
 from anywidth.plots import curves_figure, spectra_figure, style
 from anywidth.run import Run
-from anywidth.spectra import Spectrum, SpectrumPoint, format_point, shown_metrics
+from anywidth.spectra import Spectrum, SpectrumPoint
+from anywidth.spectrum_tables import format_point, shown_metrics
 from anywidth.tasks.policies import actions_and_shape, build_model, network_for
 from anywidth.tasks.reinforcement import (
     ReinforcementConfig,

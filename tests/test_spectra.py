@@ -17,19 +17,10 @@ from torch import nn
 
 import anywidth as aw
 from anywidth.errors import AnywidthError
-from anywidth.spectra import (
-    Spectrum,
-    SpectrumPoint,
-    comparison_table,
-    format_count,
-    format_mean,
-    joined,
-    parse_widths,
-    spectrum,
-    spectrum_table,
-    spectrum_widths,
-)
+from anywidth.spectra import Spectrum, SpectrumPoint, joined, spectrum
+from anywidth.spectrum_tables import comparison_table, format_count, format_mean, spectrum_table
 from anywidth.width import ChannelConfig
+from anywidth.width_lists import parse_widths, spectrum_widths
 
 
 def network() -> nn.Module:

@@ -21,7 +21,7 @@ import anywidth as aw
 from anywidth.config import to_json
 from anywidth.data.arrays import BUNDLED
 from anywidth.layers import uncalibrated_allowed
-from anywidth.spectra import spectrum_widths
+from anywidth.run import Run
 from anywidth.studies.definitions import (
     AS_TRAINED,
     CALIBRATED,
@@ -50,6 +50,7 @@ from anywidth.studies.trainings import (
     read_test_image_count,
 )
 from anywidth.tasks.classification import open_trained
+from anywidth.width_lists import spectrum_widths
 
 TABLE = (0.25, 0.5, 0.75, 1.0)
 TINY = {
@@ -74,7 +75,7 @@ def test_no_configuration_is_trained_twice(data: str, tmp_path: Path) -> None:
         for network in (MOBILENET_V1, MOBILENET_V2)
     }
     jobs = jobs_of(STUDIES, {study.name: 1 for study in STUDIES}, recipes, tmp_path)
-    assert len({job.name for job in jobs}) == len(jobs) == 25
+    assert len({job.name for job in jobs}) == len(jobs) == 27
     assert len({json.dumps(to_json(job.config)) for job in jobs}) == len(jobs)
     main = jobs_of([study_named("main")], {"main": 2}, recipes, tmp_path)
     assert len(main) == 24
@@ -95,16 +96,25 @@ def test_epochs_are_told_apart_where_networks_differ(tmp_path: Path) -> None:
     jobs = jobs_of([study], {"main": 1}, recipes, tmp_path)
     both = facts_of(study, jobs, 1, "")["recipe"]
     assert "epochs 80 (mobilenet_v1) and 40 (mobilenet_v2), batches of 512" in both
-    divisor = study_named("divisor")
-    jobs = jobs_of([divisor], {"divisor": 1}, recipes, tmp_path)
-    facts = facts_of(divisor, jobs, 1, "")
+    both_ways = study_named("drawn-widths")
+    jobs = jobs_of([both_ways], {"drawn-widths": 1}, recipes, tmp_path)
+    facts = facts_of(both_ways, jobs, 1, "")
     assert facts["recipe"].startswith("epochs 80, batches of 512, learning rate 0.4, share")
-    assert facts["random widths"] == "drawn from 16 uniform configurations"
-    both = [replace(jobs[0], config=replace(jobs[0].config, lattice=None)), jobs[1]]
     drawn = "drawn from 16 uniform configurations or drawn from all uniform configurations"
-    assert facts_of(divisor, both, 1, "")["random widths"] == drawn
+    assert facts["random widths"] == drawn
     alone = [replace(job, config=replace(job.config, method="i")) for job in jobs]
-    assert "random widths" not in facts_of(divisor, alone, 1, "")
+    assert "random widths" not in facts_of(both_ways, alone, 1, "")
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
+def test_networks_compared_draw_alike(study: Study) -> None:
+    drawn = {
+        dict(one.changes).get("lattice")
+        for setting in study.settings
+        for one in setting.trainings
+        if "method" not in dict(one.changes)
+    }
+    assert len(drawn) == (2 if study.name == "drawn-widths" else 1)
 
 
 def test_every_line_with_numbers_of_the_paper_finds_them() -> None:
@@ -243,6 +253,21 @@ def test_another_training_in_the_folder_is_refused(measured: Path) -> None:
     assert "another --out" in answer.errors
 
 
+def test_only_us_nets_mind_how_widths_are_drawn(tmp_path: Path) -> None:
+    study = study_named("main")
+    recipes = {
+        network.name: study_recipe("bundled", network, tmp_path)
+        for network in (MOBILENET_V1, MOBILENET_V2)
+    }
+    for job in jobs_of([study], {"main": 1}, recipes, tmp_path):
+        Run.create(job.folder, replace(job.config, lattice=4))
+        if job.config.method == "us":
+            with pytest.raises(aw.AnywidthError, match="was begun with lattice 4, not None"):
+                job.missing()
+        else:
+            assert job.missing() == list(job.measurements)
+
+
 def test_a_failing_training_loses_nothing(measured: Path, tmp_path: Path) -> None:
     """The data is moved after the first of three trainings."""
     study = study_named("distillation")
@@ -363,8 +388,8 @@ def test_a_study_survives_kills(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     done = anywidth(*arguments, whole, "--parallel", "1", PAUSE="0")
     assert done.returncode == 0, done.stderr
-    names = [f"mobilenet_v1-us{kind}-seed-0" for kind in ("", "-distill-false", "-truth-0.5")]
-    first, second, third = (broken / "runs" / name for name in names)
+    names = [one.name for one in study_named("distillation").trainings]
+    first, second, third = (broken / "runs" / f"{name}-seed-0" for name in names)
 
     process = start(*arguments, broken, "--parallel", "2", PAUSE="0.03")
     for folder in (first, second):

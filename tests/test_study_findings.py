@@ -11,7 +11,7 @@ import pytest
 
 import anywidth as aw
 from anywidth.plots import style
-from anywidth.spectra import Spectrum, SpectrumPoint, spectrum_widths
+from anywidth.spectra import Spectrum, SpectrumPoint
 from anywidth.studies.comparing import Finding, Results, Verdict, compare, judge
 from anywidth.studies.definitions import MOBILENET_V2, study_named
 from anywidth.studies.figures import draw, study_figure
@@ -28,6 +28,7 @@ from anywidth.studies.gathered import (
 from anywidth.studies.paper import paper_errors
 from anywidth.studies.tables import to_csv, to_markdown
 from anywidth.width import ChannelConfig
+from anywidth.width_lists import spectrum_widths
 
 TABLE = (0.25, 0.5, 0.75, 1.0)
 
@@ -227,6 +228,29 @@ def test_tables_put_the_papers_numbers_below_ours() -> None:
     assert len(lines) == 2 * (31 + 27 + 39)
     assert lines[0]["paper_top1_error"] == "44.3"
     assert lines[0]["multiply_adds"] == "250"
+
+
+def test_a_width_that_fails_stands_out() -> None:
+    study = study_named("drawn-widths")
+    smooth = {0.25: 9.0, 0.3: 8.0, 0.325: 7.5, 1.0: 5.0}
+    spectra = {(V1, one.label): {0: made_up(smooth, one.label)} for one in study.settings}
+    found = study.find(Results(spectra, {}))
+    assert [one.verdict for one in found] == [Verdict.FAILS, Verdict.HOLDS]
+    spectra[V1, "n = 5, 16"] = {0: made_up(smooth | {0.325: 19.0}, "")}
+    found = study.find(Results(spectra, {}))
+    assert [one.verdict for one in found] == [Verdict.HOLDS, Verdict.HOLDS]
+    assert "n = 5, 16 at 0.325 is 11.00 points above both its neighbours" in found[0].text
+    spectra[V1, "n = 4, all"] = {0: made_up(smooth, ""), 1: made_up(smooth | {0.3: 15.0}, "")}
+    found = study.find(Results(spectra, {}))
+    assert [one.verdict for one in found] == [Verdict.HOLDS, Verdict.FAILS]
+    assert "n = 4, all at 0.3 is 6.00 points above both its neighbours" in found[1].text
+    guesses = {
+        (V1, one.label): {0: made_up({0.25: 90.0, 0.5: 89.9, 1.0: 90.1}, "")}
+        for one in study.settings
+    }
+    found = study.find(Results(guesses, {}, classes=10))
+    assert [one.verdict for one in found] == [Verdict.OPEN, Verdict.OPEN]
+    assert "no better than guessing" in found[0].text
 
 
 @pytest.mark.parametrize("name", ["main", "divisor"])

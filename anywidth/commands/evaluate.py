@@ -27,7 +27,9 @@ from anywidth.results import (
     widths_to_calibrate,
 )
 from anywidth.run import Run
-from anywidth.spectra import Spectrum, comparison_table, parse_widths, spectrum_table
+from anywidth.spectra import Spectrum
+from anywidth.spectrum_tables import comparison_table, spectrum_table
+from anywidth.width_lists import parse_widths
 
 EVERY = "every"
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
@@ -79,8 +81,9 @@ def spectrum(
 ) -> None:
     """Evaluate a trained network at many widths: a table, spectrum.csv and plots.
 
-    If one of the widths has no batch-norm statistics, all are calibrated first. The files hold
-    the widths of this call alone: those of an earlier one are written over.
+    If one of the widths has no batch-norm statistics, all are calibrated first.
+    The files hold the widths of this call alone: those of an earlier one are
+    written over.
 
     Example:
 
@@ -112,8 +115,8 @@ def compare(
 ) -> None:
     """Put the spectra of several runs (US-, S- and I-Nets) into one table and one plot.
 
-    Runs that differ in their seed alone are one series, of which the mean is shown; so are I-Nets
-    of several widths.
+    Runs that differ in their seed alone are one series, of which the mean is
+    shown; so are I-Nets of several widths.
 
     Example:
 

@@ -21,9 +21,10 @@ from anywidth.cost import macs, parameter_count
 from anywidth.errors import AnywidthError
 from anywidth.groups import ChannelGroup, Plan
 from anywidth.model_spec import load_model, parse_input
-from anywidth.spectra import format_count, format_width, parse_widths
+from anywidth.spectrum_tables import format_count, format_width
 from anywidth.trace import plan as make_plan
 from anywidth.width import WidthRange
+from anywidth.width_lists import parse_widths
 
 _WIDTH_OF_A_PIPE = 120
 
@@ -56,13 +57,13 @@ def inspect(
         bool, typer.Option("--json", help="Print JSON alone, for machines.")
     ] = False,
 ) -> None:
-    """Shows which channels of a network shrink together, what stays fixed and why, and the cost.
+    """Show which channels of a network shrink together, what stays fixed and why, and the cost.
 
     Examples:
 
-    anywidth inspect torchvision:resnet50
+      anywidth inspect torchvision:resnet50
 
-    anywidth inspect my_package.networks:build --input 1x28x28 --widths 0.25:1.0:0.25 --json
+      anywidth inspect my_package.networks:build --input 1x28x28 --json
     """
     try:
         shape = parse_input(example)

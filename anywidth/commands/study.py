@@ -66,16 +66,17 @@ def study(
 ) -> None:
     """Repeat a table or figure of the paper: train what it needs, then write it beside the paper's.
 
-    Trainings are shared between the studies of one --out, and finished ones are never repeated:
-    Ctrl-C, a kill or --minutes lose nothing, and the same command goes on.
+    Trainings are shared between the studies of one --out, and finished ones are
+    never repeated: Ctrl-C, a kill or --minutes lose nothing, and the same command
+    goes on.
 
     Examples:
 
       anywidth study --list
 
-      anywidth study main                                  bundled images, on a CPU
+      anywidth study main               bundled images, on a CPU
 
-      anywidth study all --data cifar10 --data-dir DIR --parallel 4 --minutes 25
+      anywidth study all --data cifar10 --data-dir DIR --parallel 8 --minutes 25
     """
     if list_studies:
         _print_studies()
@@ -187,7 +188,7 @@ def _print_studies() -> None:
         if shared:
             some = "" if shared == len(names) else f"{shared} of them "
             count += f", {some}shared with those above"
-        minutes = [f"{value:g} minutes ({where})" for where, value in one.minutes.items()]
+        minutes = [f"about {value:g} minutes ({where})" for where, value in one.minutes.items()]
         _print_study(one, "; ".join([count, *minutes]))
     for gathered in GATHERED:
         _print_study(gathered, "no training: gathers what benchmarks/ recorded")
@@ -195,7 +196,7 @@ def _print_studies() -> None:
 
 
 def _print_study(one: Study | GatheredStudy, cost: str) -> None:
-    console.print(f"[bold]{one.name}[/], {one.source} of the paper", highlight=False)
+    console.print(f"[bold]{one.name}[/], {one.place}", highlight=False)
     for line in (one.compares, cost):
         console.print(Padding(Text(line), (0, 0, 0, 4), expand=False))
     console.print()

@@ -21,7 +21,7 @@ from anywidth.errors import AnywidthError
 from anywidth.recipes import RECIPES, TrainingConfig, recipe
 from anywidth.results import run_report, run_spectrum, widths_to_calibrate
 from anywidth.run import Run
-from anywidth.spectra import spectrum_table
+from anywidth.spectrum_tables import spectrum_table
 from anywidth.tasks import classification_config, reinforcement_config, super_resolution_config
 
 # Of a run under way, what has to do with its circumstances and not with what is trained.
@@ -71,28 +71,30 @@ def train(
 ) -> None:
     """Train one network for all widths (or a baseline), then calibrate it and draw its spectrum.
 
-    Any field of the configuration can be given as an option, such as --learning-rate 0.2 or
-    --method i --width 0.25; --show lists them all, with the values they take. Ctrl-C stops after
-    the present step and leaves a run that --resume goes on with; beside it, the places of data,
-    --device, --workers and --skip-corrupt may change.
+    Any field of the configuration can be given as an option, such as
+    --learning-rate 0.2 or --method i --width 0.25; --show lists them all, with
+    the values they take. Ctrl-C stops after the present step and leaves a run
+    that --resume goes on with; beside it, the places of data, --device, --workers
+    and --skip-corrupt may change.
 
     Examples:
 
-      anywidth train                                  bundled images, minutes on a CPU
+      anywidth train                    bundled images, minutes on a CPU
 
       anywidth train cifar10_mobilenet_v1 --data-dir DIR --out runs/cifar
 
-      anywidth train sr                               super-resolution, bundled pictures
+      anywidth train sr                 super-resolution, bundled pictures
 
       anywidth train sr_wdsr --data-dir PICTURES --eval-dir SETS --out runs/wdsr
 
-      anywidth train rl                               a game, learned in minutes on a CPU
+      anywidth train rl                 a game, learned in minutes on a CPU
 
       anywidth train rl_breakout --out runs/breakout
 
       anywidth train --resume runs/cifar
 
-      torchrun --nproc-per-node 8 -m anywidth train imagenet_us_mobilenet_v1 --data-dir DIR
+      torchrun --nproc-per-node 8 -m anywidth train imagenet_us_mobilenet_v1
+      --data-dir DIR
     """
     if list_recipes:
         _print_recipes()

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from anywidth.errors import AnywidthError
-from anywidth.spectra import Spectrum, format_width
+from anywidth.spectra import Spectrum
+from anywidth.spectrum_tables import format_width
 
 METRIC = "top1_error"
 # Networks whose error lies no further below that of guessing have learned nothing, in points.

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from anywidth.spectra import Spectrum
+from anywidth.spectrum_tables import format_width
 from anywidth.studies.comparing import (
     GUESSING,
     METRIC,
@@ -131,6 +132,40 @@ def number_of_widths(results: Results) -> list[Finding]:
         ),
         compare("Four are as good as five", results, V1, "n = 4", "n = 5", widths, SAME),
     ]  # fmt: skip
+
+
+def drawn_widths(results: Results) -> list[Finding]:
+    """A width that fails stands out between its neighbours."""
+    lines = list(results.spectra)
+    worst = {line: max(map(_highest_peak, results.seeds(line).values())) for line in lines}
+    few = [line for line in lines if not line[1].endswith("all")]
+    among_few = max(few, key=lambda line: worst[line])
+    among_all = max((line for line in lines if line not in few), key=lambda line: worst[line])
+    errors = [error for line in lines for error in results.errors(line, results.widths(line))]
+    guessing = results.learned_nothing(errors)
+    found = []
+    for claim, line, is_bad in (
+        ("A width between those that were drawn can fail", among_few, True),
+        ("Where all are drawn none fails", among_all, False),
+    ):
+        height, width = worst[line]
+        holds = (height >= FAILURE) == is_bad
+        text = f"{claim}: {line[1]} at {format_width(width)} is {height:.2f} points above both its "
+        text += f"neighbours, the most of all such lines{GUESSING if guessing else ''}."
+        verdict = Verdict.HOLDS if holds else Verdict.FAILS
+        found.append(Finding(Verdict.OPEN if guessing else verdict, text))
+    return found
+
+
+def _highest_peak(spectrum: Spectrum) -> tuple[float, float]:
+    """By how much a width's error exceeds those of the next narrower and wider, and which."""
+    known = sorted((p.width, p.metrics[METRIC]) for p in spectrum.points if p.width is not None)
+    return max(
+        (error - max(before, after), width)
+        for (_, before), (width, error), (_, after) in zip(
+            known, known[1:], known[2:], strict=False
+        )
+    )
 
 
 def output_averaging(results: Results) -> list[Finding]:

@@ -13,7 +13,8 @@ from typing import Any
 from anywidth.errors import AnywidthError
 from anywidth.files import make_folder, read_json, write_atomically
 from anywidth.plots import plot_spectra
-from anywidth.spectra import Spectrum, SpectrumPoint, format_count, format_metric, format_width
+from anywidth.spectra import Spectrum, SpectrumPoint
+from anywidth.spectrum_tables import format_count, format_metric, format_width
 from anywidth.studies.comparing import Finding, Verdict
 from anywidth.width import ChannelConfig
 
@@ -67,6 +68,11 @@ class GatheredStudy:
     command: str
     metric: str
     find: Callable[[Sequence[Row]], list[Finding]]
+
+    @property
+    def place(self) -> str:
+        """Where in the paper it is, in words."""
+        return f"{self.source} of the paper"
 
     @property
     def stem(self) -> str:
@@ -269,7 +275,7 @@ def _markdown(
         table.append([row.network, str(row.seed), width, cost, *values])
     left_out = ("rows", "findings", "configuration")
     facts = [(name, value) for name, value in data.items() if name not in left_out]
-    heading = f"{study.source.capitalize()} of the paper: {study.compares}."
+    heading = f"{study.place.capitalize()}: {study.compares}."
     lines = [f"# {study.name}", "", heading, ""]
     lines += [f"- {name.replace('_', ' ')}: {value}" for name, value in facts]
     lines += [f"- record: {record}", "", *("| " + " | ".join(cells) + " |" for cells in table)]

@@ -9,7 +9,7 @@ from typing import Any
 from anywidth.convert import plan_of
 from anywidth.groups import Plan
 from anywidth.layers import uncalibrated_allowed
-from anywidth.spectra import Spectrum, spectrum, spectrum_widths
+from anywidth.spectra import Spectrum, spectrum
 from anywidth.statistics import calibrate, load_statistics
 from anywidth.studies.parts import Measurement, Network
 from anywidth.tasks.classification import (
@@ -19,6 +19,7 @@ from anywidth.tasks.classification import (
 )
 from anywidth.training import load_weights
 from anywidth.width import ChannelConfig, Width
+from anywidth.width_lists import spectrum_widths
 
 # Global widths of the networks with one stage narrowed, and by how much (the paper's 0.6).
 STAGE_STEP = 0.05

@@ -106,11 +106,11 @@ class Picture:
 
 @dataclass(frozen=True)
 class Study:
-    """A table or figure of the paper, to be repeated.
+    """A table or figure of the paper, to be repeated; or what the paper leaves open.
 
     Args:
         name: on the command line.
-        source: where in the paper it is.
+        source: where in the paper it is; None if it is not there.
         compares: what is compared, in a line.
         settings: the lines of its table.
         find: which of the paper's findings hold in the results.
@@ -121,7 +121,7 @@ class Study:
     """
 
     name: str
-    source: str
+    source: str | None
     compares: str
     settings: tuple[Setting, ...]
     find: Callable[[Results], list[Finding]]
@@ -129,6 +129,11 @@ class Study:
     pictures: tuple[Picture, ...] = ()
     seeds: int = 1
     minutes: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """Where in the paper it is, in words."""
+        return "not in the paper" if self.source is None else f"{self.source} of the paper"
 
     @property
     def networks(self) -> list[Network]:

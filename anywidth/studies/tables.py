@@ -8,7 +8,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from anywidth.spectra import Spectrum, format_count, format_mean, format_width, joined, values_at
+from anywidth.spectra import Spectrum, joined, values_at
+from anywidth.spectrum_tables import format_count, format_mean, format_width
 from anywidth.studies.comparing import METRIC, Finding, Line, Results
 from anywidth.studies.paper import paper_errors
 from anywidth.studies.parts import Network, Setting, Study
@@ -81,7 +82,7 @@ def to_markdown(
 
 
 def _heading(study: Study) -> str:
-    return f"{study.source[0].upper()}{study.source[1:]} of the paper: {study.compares}."
+    return f"{study.place[0].upper()}{study.place[1:]}: {study.compares}."
 
 
 def _table(study: Study, network: Network, results: Results) -> list[str]:

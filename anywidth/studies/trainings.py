@@ -41,6 +41,8 @@ _VERSION = 1
 _PIECES = "pieces.json"
 # Fields that say where and how to train, not what: a run may go on elsewhere.
 _CIRCUMSTANCES = {"device", "data_dir", "workers"}
+# Fields that other methods do not read.
+_OF_US_NETS = {"rule", "widths_per_step", "lattice", "distill", "temperature", "truth"}
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,8 @@ def _open(job: Job) -> Run:
 
 def _check_same(run: Run, config: ClassificationConfig) -> None:
     wanted, begun = to_json(config), to_json(from_json(type(config), run.config_data))
-    other = sorted({name for name in wanted if begun[name] != wanted[name]} - _CIRCUMSTANCES)
+    unread = _CIRCUMSTANCES | (set() if config.method == "us" else _OF_US_NETS)
+    other = sorted({name for name in wanted if begun[name] != wanted[name]} - unread)
     if other:
         named = ", ".join(f"{name} {begun[name]!r}, not {wanted[name]!r}" for name in other)
         raise AnywidthError(

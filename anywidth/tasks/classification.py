@@ -29,13 +29,13 @@ from anywidth.model_spec import load_model
 from anywidth.models.building import initialize
 from anywidth.run import Run
 from anywidth.sampling import Sampling
-from anywidth.spectra import spectrum_widths
 from anywidth.statistics import calibrate, load_statistics, statistics_to_tensors
 from anywidth.step import SandwichStep, StepResult
 from anywidth.switchable import add_private_affine
 from anywidth.tasks.classification_config import ClassificationConfig, check_choices
 from anywidth.training import RATE_SHARE, Training, load_weights, save_weights, train
 from anywidth.width import Width, WidthRange
+from anywidth.width_lists import spectrum_widths
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

@@ -28,7 +28,6 @@ from anywidth.precision import tf32_arithmetic
 from anywidth.resize import upscale
 from anywidth.run import Run
 from anywidth.sampling import Sampling
-from anywidth.spectra import spectrum_widths
 from anywidth.statistics import statistics_to_tensors
 from anywidth.step import Loss, SandwichStep, StepResult
 from anywidth.tasks.super_resolution_config import SuperResolutionConfig, check_choices
@@ -36,6 +35,7 @@ from anywidth.tasks.upscaling import Sets, evaluate, mean_psnr
 from anywidth.trace import plan as make_plan
 from anywidth.training import Training, load_weights, train
 from anywidth.width import Width, WidthRange, round_channels
+from anywidth.width_lists import spectrum_widths
 
 EXAMPLE_SIDE = 48
 """Multiply-adds are counted for a low-resolution input of 48x48, as in the paper."""

@@ -1,0 +1,55 @@
+"""Which runs `anywidth compare` takes for one series, and how it tells the others apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from command_line import succeed
+
+from anywidth.files import write_json
+from anywidth.run import Run
+from anywidth.spectra import Spectrum, SpectrumPoint
+from anywidth.tasks.classification import ClassificationConfig
+from anywidth.width import ChannelConfig
+
+
+def with_spectrum(folder: Path, error: float, **changes: object) -> Path:
+    """A run that has a spectrum, whatever it was trained like."""
+    config = ClassificationConfig(**changes)
+    width = config.width if config.method == "i" else 1.0
+    name = f"{config.method.upper()}-net"
+    point = SpectrumPoint(width, ChannelConfig(()), round(1000 * width), 10, {"top1_error": error})
+    write_json(
+        Run.create(folder, config).folder / "spectrum.json",
+        Spectrum(name, (point,), config.method).to_json(),
+    )
+    return folder
+
+
+def test_runs_of_one_recipe_are_a_series_and_others_are_told_apart(tmp_path: Path) -> None:
+    first = with_spectrum(tmp_path / "first", 10.0)
+    seed = with_spectrum(tmp_path / "seed", 20.0, seed=1, device="cpu", data_dir="/here")
+    longer = with_spectrum(tmp_path / "longer", 30.0, epochs=20)
+    plot = ("--out", tmp_path / "plot.svg")
+    answer = succeed("compare", first, seed, *plot)
+    assert "15.00 ± 7.07" in answer.output
+    assert "first" not in answer.output
+    answer = succeed("compare", first, longer, seed, *plot)
+    assert "15.00 ± 7.07" in answer.output
+    assert "30.00" in answer.output
+    drawn = (tmp_path / "plot.svg").read_text()
+    assert "US-net (first and 1 more)" in drawn
+    assert "US-net (longer)" in drawn
+    namesake = with_spectrum(tmp_path / "other" / "longer", 40.0, epochs=40)
+    succeed("compare", longer, namesake, *plot)
+    assert f"US-net ({namesake})" in (tmp_path / "plot.svg").read_text()
+
+
+def test_individual_networks_of_several_widths_are_one_series(tmp_path: Path) -> None:
+    narrow, wide = (
+        with_spectrum(tmp_path / str(width), 10.0, method="i", width=width) for width in (0.5, 1.0)
+    )
+    plot = tmp_path / "plot.svg"
+    succeed("compare", narrow, wide, "--out", plot)
+    assert "I-net" in plot.read_text()
+    assert "I-net (" not in plot.read_text()
