@@ -158,7 +158,10 @@ def spectra_figure(
     axes.set_ylabel(metric_label(metric))
     axes.set_xlim(*_padded(min(costs) / scale, max(costs) / scale, 0.05))
     axes.set_ylim(low, high)
-    if len(series) > 1 or series[0].name:
+    if any(_beyond(one, low, high) for one in series):
+        # Lines that leave the frame leave no corner of it free.
+        figure.legend(loc="outside lower center", ncols=2, labelcolor=INK)
+    elif len(series) > 1 or series[0].name:
         axes.legend(loc="best", labelcolor=INK)
     _width_axis(axes, spectra, scale)
     if title:
@@ -300,9 +303,12 @@ def _extent(one: _Series) -> list[float]:
     return [value - error for value, error in pairs] + [value + error for value, error in pairs]
 
 
+def _beyond(one: _Series, low: float, high: float) -> list[float]:
+    return [value for value in one.values if not low <= value <= high]
+
+
 def _legend(one: _Series, low: float, high: float) -> str:
-    beyond = [value for value in one.values if not low <= value <= high]
-    if not beyond:
+    if not (beyond := _beyond(one, low, high)):
         return one.name or one.kind
     furthest = max(beyond, key=lambda value: max(low - value, value - high))
     return f"{one.name or one.kind} (beyond the frame, to {format_metric(furthest)})"

@@ -218,7 +218,7 @@ STUDIES: tuple[Study, ...] = (
         (
             _us("US-Net"),
             Setting("S-Net", MOBILENET_V1, (S_V1,), CALIBRATED),
-            Setting("sliced I-Net 1.0", MOBILENET_V1, I_V1[-1:], CALIBRATED),
+            Setting("sliced I-Net 1.0", MOBILENET_V1, I_V1[-1:], CALIBRATED, kind="control"),
         ),
         findings.naturally_slimmable,
         minutes={H200: 3},
