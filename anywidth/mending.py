@@ -26,6 +26,8 @@ def mend(trial: Trial, group: str, failure: Failure) -> bool:
             if failing(config) is None:
                 plan.notes += [note for note in notes if note is not None]
                 return True
+        # While the attributes still follow: once unbound nothing would write them back.
+        state.set(trial.model, plan.full)
         plan.groups, plan.attributes = dict(groups), list(attributes)
         state.forget()
         state.set(trial.model, plan.full)

@@ -237,6 +237,7 @@ def test_size_written_into_the_code_is_pinned() -> None:
             super().__init__()
             self.stem, self.inner = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 8, 1)
             self.head = nn.Conv2d(8, 4, 1)
+            self.channels = 16
 
         def forward(self, x: Tensor) -> Tensor:
             y = self.stem(x)
@@ -246,8 +247,11 @@ def test_size_written_into_the_code_is_pinned() -> None:
     plan = aw.plan(Literal(), x)
     assert plan.elastic_layers() == (2, 3)
     with pytest.raises(aw.AnywidthError, match=r"plan\.pin\('stem'\)"):
-        aw.slimmable(Literal(), plan, strict=True)
+        aw.slimmable(refused := Literal(), plan, strict=True)
+    assert refused.channels == 16
     model = aw.slimmable(Literal(), plan, aw.WidthRange(0.25, 1.0, 2))
     assert "failed verification" in aw.plan_of(model).group("stem").fixed
     assert aw.plan_of(model).elastic_layers() == (1, 3)
     assert_agrees(model, x)
+    # It was tried whether the failure hangs on this number.
+    assert model.channels == 16
