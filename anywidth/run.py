@@ -136,8 +136,13 @@ class Run:
 
     @classmethod
     def open_finished(cls, folder: str | Path, *, writing: bool = False) -> Run:
-        """Opens a run that has been trained to its end."""
-        run = cls.open(folder, writing=writing)
+        """Opens a run that has been trained to its end.
+
+        Nothing is removed, for another process may be writing: a training that has not ended yet,
+        or a calibration.
+        """
+        run = cls.open(folder)
+        run._writing = writing
         if not run.finished:
             raise AnywidthError(
                 f"{run.folder} has not finished training; go on with: "
@@ -260,8 +265,16 @@ class Run:
             save_tensors(self.folder / _part_file(part), values, (metadata or {}).get(part))
         write_json(finished, {"version": _LAYOUT_VERSION, "state": state})
 
-    def save_statistics(self, tensors: Tensors, metadata: Metadata | None = None) -> None:
-        """Replaces the finished network's batch-norm statistics, after calibrating more widths."""
+    def save_statistics(
+        self, tensors: Tensors, metadata: Metadata | None = None, *, model: Tensors | None = None
+    ) -> None:
+        """Replaces the finished network's batch-norm statistics, after calibrating more widths.
+
+        Args:
+            tensors: the statistics.
+            metadata: text to keep with them.
+            model: the `state_dict`, where the full width was calibrated: those are its buffers.
+        """
         self._check_writing()
         if not self.finished:
             raise AnywidthError(
@@ -269,6 +282,8 @@ class Run:
                 f"`anywidth train --resume {self.folder}`"
             )
         save_tensors(self.folder / _part_file("statistics"), tensors, metadata)
+        if model is not None:
+            save_tensors(self.folder / _part_file("model"), model)
 
     def load_part(self, part: str) -> tuple[dict[str, Tensor], dict[str, str]]:
         """A part's tensors and metadata: the finished ones, or the newest checkpoint's."""

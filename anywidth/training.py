@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from anywidth.distributed import average_statistics, barrier, rank, sum_over_ranks, world_size
 from anywidth.errors import AnywidthError
-from anywidth.files import flatten_state, save_tensors, unflatten_state
+from anywidth.files import flatten_state, unflatten_state
 from anywidth.metrics import MetricsLog
 from anywidth.progress import training_progress
 from anywidth.run import Run, capture_random_state, restore_random_state
@@ -186,11 +186,6 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:
         raise AnywidthError(
             f"these weights are not of {type(model).__name__} as configured: {error}"
         ) from error
-
-
-def save_weights(run: Run, model: nn.Module) -> None:
-    """Files the weights of a finished run anew: calibrating the full width changes its buffers."""
-    save_tensors(run.folder / "model.safetensors", model.state_dict())
 
 
 def _read(values: dict[str, Tensor]) -> dict[str, float]:

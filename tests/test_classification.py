@@ -187,6 +187,14 @@ def test_weight_decay_spares_depthwise_convolutions_norms_and_biases() -> None:
     assert all(group["nesterov"] for group in optimizer.param_groups)
 
 
+def test_a_tied_weight_is_stepped_once() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    optimizer = make_optimizer(model, ClassificationConfig(head_rate=0.5))
+    stepped = [p for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(map(id, stepped)) == sorted(map(id, model.parameters()))
+
+
 def test_the_last_layer_may_learn_at_a_rate_of_its_own(tmp_path: Path) -> None:
     one_step = replace(TINY, limit=50, epochs=1, weight_decay=0.01)
     before = build_model(one_step, 10, (1, 28, 28)).state_dict()

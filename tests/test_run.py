@@ -147,6 +147,19 @@ def test_a_run_opened_for_reading_saves_nothing_and_removes_nothing(tmp_path: Pa
     assert not leftover.exists()
 
 
+def test_looking_at_a_run_does_not_disturb_who_writes_to_it(tmp_path: Path) -> None:
+    run = run_with(tmp_path, 10)
+    begun = tmp_path / "checkpoints" / ".step-000000020.00000000.tmp"
+    begun.mkdir()
+    with pytest.raises(AnywidthError, match=r"has not finished training; .*--resume"):
+        Run.open_finished(tmp_path, writing=True)
+    run.save_final({"model": tensors_at(12)["model"], "statistics": {}}, {})
+    weights = {"weight": torch.ones(2)}
+    Run.open_finished(tmp_path, writing=True).save_statistics({}, model=weights)
+    assert begun.exists()
+    assert run.model_tensors().keys() == {"weight"}
+
+
 def test_what_cannot_be_saved_leaves_the_run_as_it_was(tmp_path: Path) -> None:
     run = run_with(tmp_path, 10)
     with pytest.raises(AnywidthError, match="the state to save is not JSON data"):

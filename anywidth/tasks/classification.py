@@ -33,7 +33,7 @@ from anywidth.statistics import calibrate, load_statistics, statistics_to_tensor
 from anywidth.step import SandwichStep, StepResult
 from anywidth.switchable import add_private_affine
 from anywidth.tasks.classification_config import ClassificationConfig, check_choices
-from anywidth.training import RATE_SHARE, Training, load_weights, save_weights, train
+from anywidth.training import RATE_SHARE, Training, load_weights, train
 from anywidth.width import Width, WidthRange
 from anywidth.width_lists import spectrum_widths
 
@@ -142,9 +142,13 @@ def make_optimizer(model: nn.Module, config: ClassificationConfig) -> torch.opti
         (config.weight_decay, 1.0): [],
         (0.0, 1.0): [],
     }
+    seen: set[nn.Parameter] = set()
     for module in model.modules():
         share = config.head_rate if layers and module is layers[-1] else 1.0
         for name, parameter in module.named_parameters(recurse=False):
+            if parameter in seen:  # tied: it belongs to the first that has it
+                continue
+            seen.add(parameter)
             is_depthwise = isinstance(module, nn.Conv2d) and 1 < module.groups == module.in_channels
             is_decayed = isinstance(module, _LAYERS) and name == "weight" and not is_depthwise
             decay = config.weight_decay if is_decayed else 0.0
@@ -199,7 +203,7 @@ def train_run(run: Run, config: ClassificationConfig) -> bool:
         engine="eager" if config.nonuniform and config.lattice is None else "auto",
         kernels=config.kernels,
     )
-    if config.lattice is not None and config.method == "us":
+    if config.lattice is not None and config.method == "us" and device.type == "cuda":
         # No configuration is met for the first time in the middle of training.
         images, labels = next(iter(data.train.epoch(0)))
         step.warm_up(plan_of(model).lattice(config.lattice)[::-1], images, labels)
@@ -345,8 +349,8 @@ class TrainedClassifier:
         chosen: Any = method or self.config.calibration_method
         calibrate(self.model, loader, widths, method=chosen)
         if rank() == 0:
-            self.run.save_statistics(*statistics_to_tensors(self.model))
-            save_weights(self.run, self.model)
+            statistics = statistics_to_tensors(self.model)
+            self.run.save_statistics(*statistics, model=self.model.state_dict())
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         return evaluate(model, self._loaded().validation)
