@@ -1,6 +1,7 @@
 """Batches from a folder of image files in ImageNet's layout, decoded by worker processes."""
 
 import logging
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -122,6 +123,7 @@ class FolderLoader(OrderedLoader):
             collate_fn=images.collate,
             pin_memory=on_cuda,
             persistent_workers=workers > 0,
+            worker_init_fn=_leave_interrupts_to_the_parent,
             # Without one of its own it would draw from the global generator at every epoch.
             generator=torch.Generator(),
         )
@@ -226,6 +228,15 @@ class _RankBatches(Sampler[list[tuple[int, int]]]):
         for step in range(self.start, len(self.order)):
             chosen = order[self.order.batch(step)][self.order.part(step)]
             yield [(epoch, index) for index in chosen.tolist()]
+
+
+def _leave_interrupts_to_the_parent(worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal; the workers are to last until training has ended.
+
+    They would otherwise follow whatever the parent did about signals when they were forked.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _few(names: Sequence[str]) -> str:

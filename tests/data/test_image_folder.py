@@ -1,6 +1,9 @@
 """Folders in ImageNet's layout: decoding, workers, ranks, resuming, faulty files."""
 
 import logging
+import multiprocessing
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -119,6 +122,17 @@ def test_the_global_random_state_is_left_alone(image_folder: Path) -> None:
 
 
 @forks
+def test_workers_outlive_the_ctrl_c_that_stops_training(image_folder: Path) -> None:
+    """It reaches all processes of a terminal, and the step under way still needs its batch."""
+    loader = make(scan_split(image_folder, "train"), workers=1)
+    batches = loader.epoch(0)
+    next(batches)
+    (worker,) = multiprocessing.active_children()
+    os.kill(worker.pid, signal.SIGINT)  # type: ignore[arg-type]
+    assert len([*batches, *loader.epoch(1)]) == 2 * len(loader) - 1
+    assert worker.is_alive()
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_corrupt_image_is_named(image_folder: Path, workers: int) -> None:
     path = truncate(image_folder / "train" / "dog" / "2.jpg")
