@@ -66,9 +66,9 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
         return
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for parameter in parameters:
-        if parameter.requires_grad:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+        # All ranks visit the same widths, so a parameter takes part on all of them or on none, and
+        # one that takes no part must not get a gradient, on which weight decay would act.
+        if parameter.grad is not None:
             by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
     _average(by_dtype)
 

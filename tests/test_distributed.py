@@ -66,6 +66,12 @@ def test_running_statistics_are_averaged(ranks: list[dict[str, Any]]) -> None:
         assert rank["sum"].tolist() == [2.0, 1.0]
 
 
+def test_a_layer_that_takes_no_part_gets_no_gradient(ranks: list[dict[str, Any]]) -> None:
+    """Weight decay would act on a gradient of zero; in one process it does not."""
+    for rank in ranks:
+        assert rank["unused"] is None
+
+
 def test_nothing_keeps_the_group_once_it_is_stopped(folder: Path) -> None:
     """Its threads would still run while Python ends, which now and then aborts the process."""
     for rank in range(2):

@@ -48,6 +48,13 @@ def calibrate() -> nn.Module:
     return model
 
 
+def _gradient_of_an_unused_layer() -> torch.Tensor | None:
+    used, unused = nn.Linear(2, 2), nn.Linear(2, 2)
+    used(torch.ones(1, 2)).sum().backward()
+    distributed.average_gradients([*used.parameters(), *unused.parameters()])
+    return unused.weight.grad
+
+
 def main(folder: Path, device: str = "cpu") -> None:
     # Several ranks on one GPU are more than NCCL takes, so they meet through the CPU.
     distributed.start_processes(torch.device("cpu"))
@@ -76,6 +83,7 @@ def main(folder: Path, device: str = "cpu") -> None:
             "full": calibrated.state_dict(),
             "bank": statistics_to_tensors(calibrated)[0],
             "averaged": tracked[1].running_mean.clone(),  # type: ignore[index]
+            "unused": _gradient_of_an_unused_layer(),
             "sum": distributed.sum_over_ranks(torch.tensor([1.0, rank])),
         },
         folder / f"rank{rank}.pt",
