@@ -11,7 +11,7 @@ from typing import Any
 
 from anywidth.errors import AnywidthError
 from anywidth.plan_json import fields_from_json, fields_to_json
-from anywidth.plan_parts import AttributeSlot, Axis, ChannelGroup, CostTerm, Segment
+from anywidth.plan_parts import AttributeSlot, Axis, ChannelGroup, CostTerm, Example, Segment
 from anywidth.plan_text import plan_to_text
 from anywidth.width import ChannelConfig, Width, WidthRange, check_divisor
 
@@ -38,7 +38,7 @@ class Plan:
             norm's output.
         prologues: (batch norm, activation, convolution) where each alone reads what the one before
             it gives.
-        example: the shape and dtype of each input the plan was made with.
+        example: each argument the plan was made with: of tensors, the shape and dtype.
         notes: what a reader should know of how the plan came to be.
         widths: the range and divisor that `resolve` works with.
     """
@@ -54,7 +54,7 @@ class Plan:
     folds: list[tuple[str, str]] = field(default_factory=list)
     activations: list[tuple[str, str]] = field(default_factory=list)
     prologues: list[tuple[str, str, str]] = field(default_factory=list)
-    example: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
+    example: list[Example] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     widths: WidthRange = field(default_factory=WidthRange)
 
@@ -71,13 +71,12 @@ class Plan:
             self.check(config)
             return config
         if isinstance(width, Mapping):
-            for name, value in width.items():
-                self.widths.check(value)
+            given = {name: self.widths.fraction(value) for name, value in width.items()}
+            for name, value in given.items():
                 self._check_free(self.group(name), value)
-            fractions = {name: width.get(name, 1.0) for name in self.groups}
+            fractions = {name: given.get(name, 1.0) for name in self.groups}
         else:
-            self.widths.check(width)
-            fractions = dict.fromkeys(self.groups, width)
+            fractions = dict.fromkeys(self.groups, self.widths.fraction(width))
         channels: dict[str, int] = {}
         for name in self.base_first():
             group = self.groups[name]
@@ -192,8 +191,10 @@ class Plan:
         return found
 
     def _short_width(self, config: ChannelConfig, width: float) -> float:
+        low, high = self.widths.low, self.widths.high
         rounded = (round(width, places) for places in range(2, 16))
-        return next((short for short in rounded if self.resolve(short) == config), width)
+        inside = (short for short in rounded if low <= short <= high)
+        return next((short for short in inside if self.resolve(short) == config), width)
 
     def elastic(self) -> list[ChannelGroup]:
         """The groups whose size can be chosen, in the order of the network."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 from torch import nn
@@ -40,7 +41,7 @@ class SlimmableState:
     def resolve(self, width: Width) -> ChannelConfig:
         if isinstance(width, ChannelConfig):
             return width if width in self._values else self.plan.resolve(width)
-        if not isinstance(width, float | int):
+        if not isinstance(width, Real):
             return self.plan.resolve(width)
         if width not in self._configs:
             if len(self._configs) >= MOST_WIDTHS:
@@ -62,7 +63,7 @@ class SlimmableState:
             if len(self._values) >= MOST_CONFIGS:
                 self._values.clear()
             self._values[config] = self._layout.values(config)
-        label = float(width) if isinstance(width, float | int) else None
+        label = self.plan.widths.fraction(width) if isinstance(width, Real) else None
         is_full = config == self.plan.full
         for module, values in zip(self._layout.modules, self._values[config], strict=True):
             attributes = module.__dict__

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from anywidth.convert import at_width, set_width
 from anywidth.distributed import rank, world_size
@@ -59,7 +60,8 @@ def calibrate(
         raise AnywidthError(f"samples={samples}: batch statistics need at least 2")
     labels: dict[ChannelConfig, float | None] = {}
     for width in width_list(widths, "calibrate"):
-        labels[state.resolve(width)] = None if isinstance(width, ChannelConfig) else float(width)
+        named = None if isinstance(width, ChannelConfig) else state.plan.widths.fraction(width)
+        labels[state.resolve(width)] = named
     norms = [module for module in model.modules() if is_switched_norm(module)]
     mine = list(labels)[rank() :: world_size()]
     fresh = {
@@ -71,6 +73,7 @@ def calibrate(
         with (
             _only_norms_training(model, norms),
             _writing_to(norms, fresh, state.plan.full),
+            _RepeatedNorms(None if method == "exact" else momentum) as repeated,
             torch.no_grad(),
         ):
             seen = 0
@@ -84,6 +87,8 @@ def calibrate(
                 for config in mine:
                     set_width(model, config)
                     model(inputs)
+                    if seen == inputs.shape[0] and config == mine[0] and repeated.found(norms):
+                        model(inputs)  # anew, each use with a share of its own
         if seen == 0:
             raise AnywidthError("calibrate() got no data: the loader is empty")
     _share(model, norms, labels, mine, fresh)
@@ -194,6 +199,42 @@ def _writing_to(
         for norm, (bank, buffers) in zip(norms, before, strict=True):
             norm.__dict__["_bank"] = bank
             norm._buffers.update(buffers)
+
+
+class _RepeatedNorms:
+    """Norms that one pass uses several times: each use has its own share in their averages.
+
+    The others have the same share in a whole batch and are left without hooks, with which a GPU
+    would not use its kernels.
+    """
+
+    def __init__(self, momentum: float | None) -> None:
+        self._momentum = momentum
+        self._hooks: list[RemovableHandle] = []
+        self._seen: dict[tuple[nn.Module, ChannelConfig], int] = {}
+
+    def __enter__(self) -> _RepeatedNorms:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def found(self, norms: Sequence[nn.Module]) -> bool:
+        """Whether there are any; to be asked after the first pass."""
+        repeated = [norm for norm in norms if int(norm.num_batches_tracked) > 1]  # type: ignore[arg-type]
+        self._hooks = [norm.register_forward_pre_hook(self._weigh) for norm in repeated]
+        return bool(repeated)
+
+    def _weigh(self, norm: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        key = norm, norm.__dict__["_config"]
+        values = arguments[0].numel() // arguments[0].shape[1]
+        before = self._seen.get(key, 0)
+        self._seen[key] = before + values
+        share = values / self._seen[key]
+        if self._momentum is not None:
+            share = self._momentum if before else 1.0
+        norm.__dict__["momentum"] = share
 
 
 def _inputs(loader: Iterable[Any], model: nn.Module) -> Iterator[Tensor]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from anywidth.errors import AnywidthError
+
+# By so much a width computed as 0.25 + 30 * 0.025, or kept in single precision, may miss its mark.
+_ROUNDING = 1e-6
 
 
 def round_channels(channels: float, divisor: int) -> int:
@@ -50,26 +54,27 @@ class WidthRange:
                     f"WidthRange({name}={value!r}): a width is a number in (0, 1], "
                     "the fraction of the full width"
                 )
+            object.__setattr__(self, name, float(value))
         if self.low > self.high:
             raise AnywidthError(
                 f"WidthRange(low={self.low}, high={self.high}): low must not exceed high"
             )
         check_divisor(self.divisor, "WidthRange")
 
-    def check(self, width: float) -> None:
-        """Raises unless `width` lies in this range."""
-        if not _is_number(width) or not 0 < width <= 1:
+    def fraction(self, width: float) -> float:
+        """`width` as a float in this range, freed of rounding errors; raises if it is outside."""
+        if not _is_number(width) or not 0 < width <= 1 + _ROUNDING:
             raise AnywidthError(
                 f"width {width!r} is not a number in (0, 1]; give a fraction of the full width, "
                 f"between {self.low} and {self.high}"
             )
-        # A width computed as 0.25 + 3 * 0.025 may miss the bound by a rounding error.
-        if width < self.low - 1e-9 or width > self.high + 1e-9:
+        if not self.low - _ROUNDING <= width <= self.high + _ROUNDING:
             raise AnywidthError(
                 f"width {width} is outside the range [{self.low}, {self.high}] this network was "
                 f"made for; choose one inside, or convert with "
                 f"WidthRange({min(width, self.low)}, {max(width, self.high)})"
             )
+        return min(max(float(width), self.low), self.high)
 
 
 @dataclass(frozen=True)
@@ -146,7 +151,7 @@ def width_list(widths: object, where: str) -> list[Width]:
             f"{where}(widths={widths!r}): expected a list of fractions or ChannelConfigs, such as "
             f"widths=[{example}]"
         )
-    found = list(widths)
+    found = [float(width) if _is_number(width) else width for width in widths]
     if not found:
         raise AnywidthError(
             f"{where}() was given no widths: pass at least one width, say widths=[0.25, 0.5, 1.0]"
@@ -160,4 +165,5 @@ def check_divisor(divisor: object, where: str) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    is_bool = isinstance(value, bool)
+    return isinstance(value, numbers.Real) and not is_bool and math.isfinite(value)

@@ -83,6 +83,9 @@ def test_distinct_widths_are_short_and_come_to_every_configuration(plan: aw.Plan
     plan.widths = aw.WidthRange(0.25, 1.0, 1)
     assert [plan.resolve(width) for width in plan.distinct_widths()] == plan.lattice()
     assert len(plan.distinct_widths()) > len(widths)
+    # Ends that no short width is inside of.
+    plan.widths = aw.WidthRange(0.333, 0.667, 1)
+    assert [plan.resolve(width) for width in plan.distinct_widths()] == plan.lattice()
 
 
 def test_pin(plan: aw.Plan) -> None:

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,7 +41,13 @@ def test_rounding_never_falls_with_more_channels(a: float, b: float, divisor: in
 
 
 def test_range_allows_widths_computed_with_rounding_errors() -> None:
-    aw.WidthRange(0.25, 0.55).check(0.25 + 3 * 0.1)
+    assert aw.WidthRange(0.25, 0.55).fraction(0.25 + 3 * 0.1) == 0.55
+    assert sum([0.25] + [0.025] * 30) > 1
+    assert aw.WidthRange().fraction(sum([0.25] + [0.025] * 30)) == 1.0
+    for width in np.array([0.3, 0.7], dtype=np.float32):
+        found = aw.WidthRange(0.3, 0.7).fraction(width)
+        assert type(found) is float
+        assert found == pytest.approx(width)
 
 
 def config(**channels: int) -> aw.ChannelConfig:

@@ -70,7 +70,7 @@ def inspect(
         width_range = WidthRange(low, high, divisor)
         chosen = _spread(low, high) if widths is None else parse_widths(widths)
         for width in chosen:
-            width_range.check(width)
+            width_range.fraction(width)
         plan = _plan(spec, shape, width_range, verify)
         costs = [(width, macs(plan, width), parameter_count(plan, width)) for width in chosen]
     except AnywidthError as error:

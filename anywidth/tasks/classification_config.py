@@ -161,7 +161,7 @@ def check_choices(config: ClassificationConfig) -> None:
         )
     if config.method == "s":
         for switch in config.switches:
-            WidthRange(config.low, config.high, config.divisor).check(switch)
+            WidthRange(config.low, config.high, config.divisor).fraction(switch)
     if config.strides is not None and config.total_stride is not None:
         raise AnywidthError(
             f"strides={config.strides} and total_stride={config.total_stride} say the same thing: "
