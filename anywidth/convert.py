@@ -40,7 +40,8 @@ def slimmable(
         plan: what `anywidth.plan` found, perhaps edited; made here if not given.
         widths: the range to run in and the divisor to round to; `WidthRange(0.25, 1.0, 8)` if
             not given.
-        example_input: as for `anywidth.plan`; needed only without a plan.
+        example_input: as for `anywidth.plan`; needed without a plan, or where that was made with
+            arguments other than tensors, numbers and text.
         average_outputs: scale each layer's output by full over active inputs (the paper's output
             averaging, appendix).
         verified: after converting, run some widths and compare the sliced network with the

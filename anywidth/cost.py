@@ -6,9 +6,10 @@ import math
 import statistics
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from anywidth.convert import at_width
 from anywidth.errors import AnywidthError
@@ -91,11 +92,7 @@ def latency(
         raise AnywidthError(f"latency(repeats={repeats}, batch_size={batch_size}): both at least 1")
     state = state_of(model)
     inputs = [
-        x.new_empty((batch_size, *(input_shape or x.shape[1:]))).copy_(
-            torch.randn(batch_size, *(input_shape or x.shape[1:]))
-        )
-        if x.is_floating_point()
-        else x[:1].expand(batch_size, *x.shape[1:])
+        _batch_like(x, batch_size, input_shape) if isinstance(x, Tensor) else x
         for x in example_inputs(model, state.plan)
     ]
     config = state.resolve(width)
@@ -113,8 +110,15 @@ def latency(
     return Latency(statistics.median(times), min(times), repeats)
 
 
-def _time(model: nn.Module, inputs: list[torch.Tensor]) -> float:
-    on_gpu = inputs[0].is_cuda
+def _batch_like(example: Tensor, size: int, shape: tuple[int, ...] | None) -> Tensor:
+    if not example.is_floating_point():
+        return example[:1].expand(size, *example.shape[1:])
+    shape = (size, *(shape or example.shape[1:]))
+    return example.new_empty(shape).copy_(torch.randn(shape))
+
+
+def _time(model: nn.Module, inputs: list[Any]) -> float:
+    on_gpu = any(isinstance(x, Tensor) and x.is_cuda for x in inputs)
     if on_gpu:
         torch.cuda.synchronize()
     start = time.perf_counter()

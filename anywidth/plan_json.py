@@ -37,7 +37,9 @@ def fields_to_json(plan: Mapping[str, Any]) -> dict[str, Any]:
         "folds": [list(pair) for pair in plan["folds"]],
         "activations": [list(pair) for pair in plan["activations"]],
         "prologues": [list(chain) for chain in plan["prologues"]],
-        "example": [[list(shape), dtype] for shape, dtype in plan["example"]],
+        "example": [
+            dict(x) if isinstance(x, dict) else [list(x[0]), x[1]] for x in plan["example"]
+        ],
         "notes": list(plan["notes"]),
     }
 
@@ -76,7 +78,9 @@ def fields_from_json(data: Mapping[str, Any]) -> dict[str, Any]:
                 (norm, module, convolution)
                 for norm, module, convolution in data.get("prologues", ())
             ],
-            "example": [(tuple(shape), dtype) for shape, dtype in data["example"]],
+            "example": [
+                dict(x) if isinstance(x, Mapping) else (tuple(x[0]), x[1]) for x in data["example"]
+            ],
             "notes": list(data["notes"]),
             "widths": WidthRange(*data["widths"]),
         }

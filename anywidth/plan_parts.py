@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from anywidth.width import round_channels
 
@@ -18,6 +18,11 @@ class Segment(NamedTuple):
 
 # The segments of one axis in order; None for an axis whose size never changes.
 Axis = tuple[Segment, ...] | None
+
+
+# An argument of the network as a plan keeps it: a tensor's shape and dtype; {"value": ...} for a
+# number, text or None; {"type": ...} for what is not kept.
+Example = tuple[tuple[int, ...], str] | dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,11 @@ class SandwichStep:
         state_of(model)
         if isinstance(widths, int):
             widths = Sampling(count=widths, seed=seed)
+        if not isinstance(widths, Sampling):
+            raise AnywidthError(
+                f"widths={widths!r}: expected how many a step, or a Sampling; for always the same "
+                'ones, Sampling("fixed", widths=(0.25, 0.5, 1.0))'
+            )
         if not 0 <= truth <= 1:
             raise AnywidthError(f"truth={truth}: expected a share from 0 to 1")
         if distill is not None and widths.rule in ("random", "min+random"):

@@ -166,14 +166,24 @@ def _running_modules(model: nn.Module, error: BaseException) -> tuple[str, ...]:
 
 
 def example_inputs(model: nn.Module, plan: Plan, given: Any = None) -> tuple[Any, ...]:
-    """Inputs to run the network with: those given, or random ones of the plan's shapes."""
+    """Arguments to run the network with: those given, or the plan's, tensors random."""
     if given is not None:
         return given if isinstance(given, tuple) else (given,)
     first = next(iter(model.parameters()), None)
     device = first.device if first is not None else torch.device("cpu")
     generator = torch.Generator().manual_seed(0)
-    inputs = []
-    for shape, name in plan.example:
+    inputs: list[Any] = []
+    for number, argument in enumerate(plan.example, 1):
+        if isinstance(argument, dict):
+            if "value" not in argument:
+                raise AnywidthError(
+                    f"argument {number} of {type(model).__name__} was a {argument['type']} in the "
+                    "plan's example, and a plan keeps only tensors' shapes, numbers and text: pass "
+                    "slimmable(..., example_input=(...)) the arguments; latency cannot be measured"
+                )
+            inputs.append(argument["value"])
+            continue
+        shape, name = argument
         dtype = getattr(torch, name)
         if dtype.is_floating_point:
             inputs.append(torch.randn(shape, generator=generator, dtype=dtype).to(device))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -126,6 +128,26 @@ def test_latency(mobilenet: nn.Module) -> None:
         assert measured.repeats == 3
     assert all(module.training for module in model.modules())
     assert model[0].out_channels == 16
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: Tensor, factor: Any) -> Tensor:
+        return self.second(self.first(x) * (factor[0] if isinstance(factor, list) else factor))
+
+
+def test_arguments_that_are_no_tensors_are_remembered_or_asked_for() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    plan = aw.Plan.from_json(json.loads(json.dumps(aw.plan(Scaled(), (x, 3)).to_json())))
+    model = aw.slimmable(Scaled(), plan)
+    assert aw.latency(model, 0.5, repeats=1).median > 0
+    plan = aw.plan(Scaled(), (x, [torch.ones(1)]))
+    with pytest.raises(aw.AnywidthError, match=r"argument 2 of Scaled was a list .*example_input"):
+        aw.slimmable(Scaled(), plan)
+    aw.slimmable(Scaled(), plan, example_input=(x, [torch.ones(1)]))
 
 
 @pytest.mark.parametrize(

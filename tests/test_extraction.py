@@ -236,7 +236,20 @@ class Standardised(nn.Conv2d):
         return self._conv_forward(x, weight, self.bias)
 
 
+class WithoutTheLayer(nn.Module):
+    """Uses a layer's weight, and so never its bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16)
+        self.head = nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(nn.functional.conv2d(x, self.conv.weight)))
+
+
 UNFOLDABLE = {
+    "a weight used without its layer": WithoutTheLayer(),
     "a norm that also activates": nn.Sequential(
         nn.Conv2d(3, 16, 3), LeakyNorm(16), nn.Conv2d(16, 4, 1)
     ),

@@ -198,7 +198,7 @@ def test_a_terminal_gets_a_bar_with_everything_on_it(monkeypatch: pytest.MonkeyP
     assert drawn.count("\x1b[?25l") == drawn.count("\x1b[?25h") == 1  # the cursor comes back
     last = plain[plain.rindex("training") :]
     assert "━" * 20 in last
-    assert re.search(r"50/50 [\d,]+ images/s  0:00:00 elapsed  0:00:00 left", last)
+    assert re.search(r"50/50 [\d,]+ images/s  \d:\d\d:\d\d elapsed  0:00:00 left", last)
     assert "epoch 2/3  accuracy 0.25 0.5" in last
 
 

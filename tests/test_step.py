@@ -243,6 +243,8 @@ def test_bad_choices_are_named() -> None:
         aw.SandwichStep(tiny(), optimizer, F.cross_entropy)
     with pytest.raises(aw.AnywidthError, match="needs at least 2"):
         aw.SandwichStep(model, optimizer, F.cross_entropy, widths=1)
+    with pytest.raises(aw.AnywidthError, match=r'Sampling\("fixed", widths='):
+        aw.SandwichStep(model, optimizer, F.cross_entropy, widths=[0.25, 1.0])
 
 
 # ---- precision -----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import anywidth, command, start, wait_for_step
+from command_line import HANGS_AFTER, anywidth, command, start, wait_for_step
 
 import anywidth as aw
 from anywidth.config import to_json
@@ -61,6 +61,8 @@ TINY = {
     "calibration_samples": "100",
     "checkpoint_every": "1",
     "log_every": "1",
+    # Which would be the faster one here is no matter of the study's.
+    "precision": "float32",
 }
 SETTINGS = [text for name, value in TINY.items() for text in ("--set", f"{name}={value}")]
 
@@ -395,7 +397,7 @@ def test_a_study_survives_kills(tmp_path: Path) -> None:
     for folder in (first, second):
         wait_for_step(process, folder / "metrics.csv", 2)
     process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=HANGS_AFTER)
     assert process.returncode == 130, errors
     assert "Stopped with 0 of 3 trainings done" in output
     assert "Go on with: anywidth study distillation" in output

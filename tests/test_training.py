@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from command_line import TINY_RUN, anywidth, command, start, wait_for_step
+from command_line import HANGS_AFTER, TINY_RUN, anywidth, command, start, wait_for_step
 from tiny_networks import converted, images_and_labels
 from torch import Tensor
 
@@ -80,7 +80,7 @@ def test_ctrl_c_leaves_a_run_that_resumes_even_from_an_older_checkpoint(
     process = start("train", *SLOW_RUN, "--out", run, PAUSE=PAUSE)
     wait_for_step(process, run / "metrics.csv", 8)
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=HANGS_AFTER)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert f"anywidth train --resume {run}" in output.replace("\n", "")

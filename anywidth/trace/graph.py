@@ -16,6 +16,7 @@ from torch.export.graph_signature import InputKind
 
 from anywidth.errors import AnywidthError
 from anywidth.groups import Plan
+from anywidth.plan_parts import Example
 from anywidth.state import is_converted
 from anywidth.trace.build import build_plan
 from anywidth.trace.rules import MAKERS, RULES
@@ -63,15 +64,19 @@ def plan(model: nn.Module, example_input: Any) -> Plan:
             chain for chain in _prologues(graphs[0]) if chain in prologues and chain[:2] in joined
         ]
     found = build_plan(context, tensors, _batch_size(inputs))
-    found.example = [
-        (tuple(x.shape), str(x.dtype).removeprefix("torch."))
-        for x in inputs
-        if isinstance(x, torch.Tensor)
-    ]
+    found.example = [_described(x) for x in inputs]
     hints = getattr(model, "width_hints", None)
     if hints is not None:
         hints(found)
     return found
+
+
+def _described(argument: Any) -> Example:
+    if isinstance(argument, torch.Tensor):
+        return tuple(argument.shape), str(argument.dtype).removeprefix("torch.")
+    if argument is None or isinstance(argument, bool | int | float | str):
+        return {"value": argument}
+    return {"type": type(argument).__name__}
 
 
 def _export(model: nn.Module, inputs: tuple[Any, ...]) -> list[Any]:
@@ -250,7 +255,8 @@ def _run_rules(context: Context, exported: Any, tensors: dict[str, Traced]) -> N
             values[node.name] = _apply(context, node.target, arguments, keywords)
             if context.op in MAKERS:
                 made_by[node.name] = context.makers[-1][0]
-                if context.is_foldable:
+                # Nobody reads the layer's bias where its weight is used without the layer.
+                if context.is_foldable and made_by[node.name] == context.layer:
                     foldable.add(node.name)
             elif context.op == "batch_norm":
                 norms.append(context.layer)
