@@ -111,6 +111,8 @@ def latency(
 
 
 def _batch_like(example: Tensor, size: int, shape: tuple[int, ...] | None) -> Tensor:
+    if example.dim() == 0:
+        return example
     if not example.is_floating_point():
         return example[:1].expand(size, *example.shape[1:])
     shape = (size, *(shape or example.shape[1:]))

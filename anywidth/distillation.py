@@ -21,6 +21,12 @@ def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, temperature: floa
     With a temperature other than the paper's 1, the loss is scaled by its square so that its
     gradients keep their size.
     """
+    for given in (logits, teacher_logits):
+        if not isinstance(given, Tensor):
+            raise AnywidthError(
+                f"soft_cross_entropy(): an output of type {type(given).__name__}: expected logits; "
+                "pass distill=..., a function of (output, full width's output)"
+            )
     if logits.shape != teacher_logits.shape:
         raise AnywidthError(
             f"soft_cross_entropy(): logits of shape {tuple(logits.shape)} and teacher_logits of "
@@ -31,6 +37,11 @@ def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, temperature: floa
             f"soft_cross_entropy(temperature={temperature}): expected a number above 0"
         )
     classes = 1 if teacher_logits.dim() > 1 else 0
+    if logits.dim() > 0 and logits.shape[classes] == 1:
+        raise AnywidthError(
+            f"soft_cross_entropy(): logits of shape {tuple(logits.shape)} have one class, of which "
+            "nothing can be learned: pass distill=..., such as F.mse_loss for numbers, or None"
+        )
     soft_labels = F.softmax(teacher_logits / temperature, dim=classes)
     loss = F.cross_entropy(logits / temperature, soft_labels)
     return loss if temperature == 1.0 else loss * temperature**2

@@ -52,7 +52,7 @@ def extract(model: nn.Module, width: Width, fold: bool = False) -> nn.Module:
     for module in small.modules():
         if is_narrowed(module):
             widen(module)
-    del small.__dict__[STATE]
+    small.__dict__.pop(STATE, None)  # torch.fx copies a GraphModule without it
     _own_classes(small)
     _compute_weights(small)
     if fold:

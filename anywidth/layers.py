@@ -109,6 +109,7 @@ def _narrowed_class(
     if is_norm:
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             members[name] = property(_running(name))
+    members["__setattr__"] = _setting_active_part(plain, dict(axes))
     members["_apply"] = _apply_to_statistics
     members["__reduce_ex__"] = _reduced_to_copy(plain)
     return type(plain.__name__, (plain,), members)
@@ -192,6 +193,44 @@ def _active_part(name: str, axes: tuple[int, ...]) -> Callable[[nn.Module], Tens
     return active_part
 
 
+def _setting_active_part(
+    plain: type[nn.Module], axes: dict[str, tuple[int, ...]]
+) -> Callable[[nn.Module, str, Any], None]:
+    """A buffer that forward assigns anew at a narrow width: its active part alone changes."""
+
+    def set_attribute(self: nn.Module, name: str, value: Any) -> None:
+        whole = self._buffers.get(name) if name in axes else None
+        if whole is None or not isinstance(value, Tensor) or value.shape == whole.shape:
+            plain.__setattr__(self, name, value)
+            return
+        cuts = {axis: self.__dict__[cut_name(name, axis)] for axis in axes[name]}
+        if value.shape != _active_shape(whole, cuts):
+            plain.__setattr__(self, name, value)
+            return
+        with torch.no_grad():
+            _put(whole, value, cuts)
+
+    return set_attribute
+
+
+def _active_shape(whole: Tensor, cuts: dict[int, Cut]) -> tuple[int, ...]:
+    sizes = {a: c if isinstance(c, int) else sum(n for _, n in c) for a, c in cuts.items()}
+    return tuple(sizes.get(axis, size) for axis, size in enumerate(whole.shape))
+
+
+def _put(whole: Tensor, part: Tensor, cuts: dict[int, Cut]) -> None:
+    """Writes the active part, stretch by stretch."""
+    if not cuts:
+        whole.copy_(part)
+        return
+    (axis, cut), *rest = cuts.items()
+    place = 0
+    for start, length in ((0, cut),) if isinstance(cut, int) else cut:
+        to, given = whole.narrow(axis, start, length), part.narrow(axis, place, length)
+        _put(to, given, dict(rest))
+        place += length
+
+
 def _address(tensor: Tensor) -> int | None:
     """Where a tensor's memory starts; None for one without, as inside `torch.func` or a trace."""
     try:
@@ -222,12 +261,13 @@ def new_statistics(module: nn.Module, size: int, label: float | None) -> Statist
     """Statistics as a new batch norm of `size` channels would start with."""
     like = held_tensor(module, "running_mean")
     assert like is not None
-    return Statistics(
-        like.new_zeros(size),
-        like.new_ones(size),
-        torch.zeros((), dtype=torch.long, device=like.device),
-        label,
-    )
+    with torch.inference_mode(False):  # what is made in that mode could never be updated outside
+        return Statistics(
+            like.new_zeros(size),
+            like.new_ones(size),
+            torch.zeros((), dtype=torch.long, device=like.device),
+            label,
+        )
 
 
 def tracked_statistics(model: nn.Module, config: ChannelConfig | None = None) -> list[Statistics]:
@@ -273,7 +313,7 @@ def _running(name: str) -> Callable[[nn.Module], Tensor | None]:
         elif entry is None or not entry.ready:
             if not state["_lenient"]:
                 raise _uncalibrated(state["_label"], state["_bank"].values())
-            return _sliced(self, name)
+            return sliced_statistics(self, name)
         tensor: Tensor = getattr(entry, name)
         return tensor
 
@@ -297,7 +337,8 @@ def uncalibrated_allowed(model: nn.Module) -> Iterator[None]:
             module.__dict__["_lenient"] = lenient
 
 
-def _sliced(module: nn.Module, name: str) -> Tensor | None:
+def sliced_statistics(module: nn.Module, name: str) -> Tensor | None:
+    """The first of the full width's, as many as the module's present width has."""
     tensor = module._buffers[name]
     cut = module.__dict__.get(cut_name("running_mean", 0))
     return tensor if tensor is None or tensor.dim() == 0 or cut is None else take(tensor, 0, cut)
@@ -336,16 +377,16 @@ def norm_values(
 
 # ---- attributes that follow the width ------------------------------------------------------------
 
-# For each kind of module: the attribute, the tensor and the axis whose size it has.
-_SIZES: list[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str, str, int]] = [
-    ((nn.Conv1d, nn.Conv2d, nn.Conv3d), "out_channels", "weight", 0),
-    ((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), "in_channels", "weight", 0),
-    (nn.Linear, "out_features", "weight", 0),
-    (nn.Linear, "in_features", "weight", 1),
-    (nn.Embedding, "embedding_dim", "weight", 1),
-    (nn.PReLU, "num_parameters", "weight", 0),
-    (nn.GroupNorm, "num_channels", "weight", 0),
-    (_NormBase, "num_features", "weight", 0),
+# For each kind of module: the attribute, and the axis of the weight whose size it has.
+_SIZES: list[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str, int]] = [
+    ((nn.Conv1d, nn.Conv2d, nn.Conv3d), "out_channels", 0),
+    ((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), "in_channels", 0),
+    (nn.Linear, "out_features", 0),
+    (nn.Linear, "in_features", 1),
+    (nn.Embedding, "embedding_dim", 1),
+    (nn.PReLU, "num_parameters", 0),
+    (nn.GroupNorm, "num_channels", 0),
+    (_NormBase, "num_features", 0),
 ]
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -354,11 +395,14 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 def attribute_slots(model: nn.Module, tensors: dict[str, tuple[Axis, ...]]) -> list[AttributeSlot]:
     """The attributes of torch's own layers that a narrowed module must show."""
     slots: list[AttributeSlot] = []
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    shared = {id(held[name]): axes for name, axes in tensors.items() if name in held}
     for path, module in model.named_modules():
-        axes = _weight_axes(path, tensors)
+        # A tied weight has one name, which is not every owner's.
+        axes = _weight_axes(path, tensors) or shared.get(id(module._parameters.get("weight")))
         if axes is None:
             continue
-        for kinds, attribute, _, axis in _SIZES:
+        for kinds, attribute, axis in _SIZES:
             if isinstance(module, kinds) and axes[axis] is not None:
                 slots.append(AttributeSlot(path, attribute, axes[axis] or ()))
         if isinstance(module, (*_CONVOLUTIONS, *_TRANSPOSED)):
@@ -405,8 +449,10 @@ def divide(axis: tuple[Segment, ...], by: int) -> tuple[Segment, ...] | None:
 def _weight_axes(path: str, tensors: dict[str, tuple[Axis, ...]]) -> tuple[Axis, ...] | None:
     """A module's weight, plain or under either style of weight norm (or another of torch's)."""
     prefix = f"{path}." if path else ""
-    for name in ("weight", "weight_v", "parametrizations.weight.original1",
+    for name in ("weight", "weight_v", "weight_orig", "parametrizations.weight.original1",
                  "parametrizations.weight.original", "running_mean"):  # fmt: skip
-        if prefix + name in tensors:
+        # Spectral norm has a weight_v too, which is a vector.
+        is_direction = name != "weight_v" or prefix + "weight_g" in tensors
+        if is_direction and prefix + name in tensors:
             return tensors[prefix + name]
     return None

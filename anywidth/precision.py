@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anywidth.engine.trees import call
 from anywidth.layers import statistics_kept
 
 # Quicker passes are too short to tell apart, and have nothing to gain.
@@ -45,7 +46,7 @@ def faster_dtype(
     def seconds(in_bfloat16: bool) -> float:
         started = time.perf_counter()
         with torch.autocast("cpu", torch.bfloat16, enabled=in_bfloat16):
-            loss = loss_of(model(inputs))
+            loss = loss_of(call(model, inputs))
         torch.autograd.grad(loss, parameters, allow_unused=True)
         return time.perf_counter() - started
 

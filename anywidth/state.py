@@ -91,12 +91,11 @@ def state_of(model: nn.Module) -> SlimmableState:
     """The state of a converted network; a clear error for any other."""
     state = model.__dict__.get(STATE) if isinstance(model, nn.Module) else None
     if state is None:
-        inner = getattr(model, "module", None)
-        hint = (
-            "; it wraps a converted network: pass model.module"
-            if isinstance(inner, nn.Module) and STATE in inner.__dict__
-            else ": call anywidth.slimmable(model, plan) first"
-        )
+        hint = ": call anywidth.slimmable(model, plan) first"
+        for name in ("module", "_orig_mod"):  # DistributedDataParallel's, torch.compile's
+            inner = getattr(model, name, None)
+            if isinstance(inner, nn.Module) and STATE in inner.__dict__:
+                hint = f"; it wraps a converted network: pass model.{name}"
         raise AnywidthError(f"{type(model).__name__} has not been converted{hint}")
     assert isinstance(state, SlimmableState)
     return state

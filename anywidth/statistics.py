@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from anywidth.calibration_batches import calibration_batches
 from anywidth.convert import at_width, set_width
 from anywidth.distributed import rank, world_size
 from anywidth.errors import AnywidthError
-from anywidth.layers import Statistics, is_switched_norm, new_statistics
+from anywidth.layers import Statistics, is_switched_norm, new_statistics, sliced_statistics
 from anywidth.state import SlimmableState, state_of
 from anywidth.width import ChannelConfig, Width, width_list
 
@@ -42,7 +43,8 @@ def calibrate(
     Args:
         model: a converted network.
         loader: batches, or (batch, labels, ...) tuples, of training data: as evaluation sees it,
-            or, where training has learned its images by heart, augmented as in training.
+            or, where training has learned its images by heart, augmented as in training. For a
+            network of several arguments, a batch in such a tuple is a tuple of them.
         widths: fractions or `ChannelConfig`s.
         method: `"exact"` averages over all batches, each weighted by its samples: equation 7 of
             the paper, m = (t - 1) / t for batches of one size. `"moving"` is equation 5.
@@ -77,25 +79,31 @@ def calibrate(
             torch.no_grad(),
         ):
             seen = 0
-            for inputs in _never_alone(_first_samples(_inputs(loader, model), samples)):
-                seen += inputs.shape[0]
-                share = inputs.shape[0] / seen
+            for inputs in calibration_batches(loader, model, samples):
+                count = inputs[0].shape[0]
+                seen += count
+                share = count / seen
                 if method == "moving":
-                    share = momentum if seen > inputs.shape[0] else 1.0
+                    share = momentum if seen > count else 1.0
                 for norm in norms:
                     norm.__dict__["momentum"] = share
                 for config in mine:
                     set_width(model, config)
-                    model(inputs)
-                    if seen == inputs.shape[0] and config == mine[0] and repeated.found(norms):
-                        model(inputs)  # anew, each use with a share of its own
+                    model(*inputs)
+                    if seen == count and config == mine[0] and repeated.found(norms):
+                        model(*inputs)  # anew, each use with a share of its own
         if seen == 0:
             raise AnywidthError("calibrate() got no data: the loader is empty")
     _share(model, norms, labels, mine, fresh)
     _check_finite(model, labels, fresh)
     for config, norm in itertools.product(labels, norms):
-        fresh[norm, config].ready = True
-        _keep(state, norm, config, fresh[norm, config])
+        entry = fresh[norm, config]
+        if not entry.num_batches_tracked:  # a head that only training has, say
+            if config == state.plan.full or _is_ready(norm, config):
+                continue
+            _slice_statistics(model, norm, config, entry)
+        entry.ready = True
+        _keep(state, norm, config, entry)
 
 
 def calibrated_widths(model: nn.Module) -> list[Width]:
@@ -126,6 +134,22 @@ def is_full_width_new(model: nn.Module) -> bool:
             counted = batches is not None and bool(batches > 0)
             return not counted and mean is not None and not bool(mean.any())
     return False
+
+
+def _is_ready(norm: nn.Module, config: ChannelConfig) -> bool:
+    entry: Statistics | None = norm.__dict__["_bank"].get(config)
+    return entry is not None and entry.ready
+
+
+def _slice_statistics(
+    model: nn.Module, norm: nn.Module, config: ChannelConfig, entry: Statistics
+) -> None:
+    """Gives a norm that no pass ran the first of the full width's statistics."""
+    with at_width(model, config):
+        for name in ("running_mean", "running_var"):
+            values = sliced_statistics(norm, name)
+            if values is not None:
+                getattr(entry, name).copy_(values)
 
 
 def _keep(state: SlimmableState, norm: nn.Module, config: ChannelConfig, entry: Statistics) -> None:
@@ -235,46 +259,6 @@ class _RepeatedNorms:
         if self._momentum is not None:
             share = self._momentum if before else 1.0
         norm.__dict__["momentum"] = share
-
-
-def _inputs(loader: Iterable[Any], model: nn.Module) -> Iterator[Tensor]:
-    device = next(model.parameters()).device
-    for batch in loader:
-        inputs = batch[0] if isinstance(batch, list | tuple) else batch
-        if not isinstance(inputs, Tensor):
-            raise AnywidthError(
-                f"calibrate(): a batch is a {type(inputs).__name__}; expected a tensor, or a "
-                "tuple that begins with one"
-            )
-        if inputs.shape[0] > 0:
-            yield inputs.to(device, non_blocking=True)
-
-
-def _first_samples(batches: Iterator[Tensor], samples: int | None) -> Iterator[Tensor]:
-    if samples is None:
-        yield from batches
-        return
-    left = samples
-    for inputs in batches:
-        yield inputs[:left]
-        left -= inputs.shape[0]
-        if left <= 0:
-            return
-
-
-def _never_alone(batches: Iterator[Tensor]) -> Iterator[Tensor]:
-    """Joins a batch of one sample, which has no variance of its own, to the one beside it."""
-    held: list[Tensor] = []
-    alone: list[Tensor] = []
-    for inputs in batches:
-        joined = torch.cat([*alone, inputs]) if alone else inputs
-        if joined.shape[0] == 1:
-            alone = [joined]
-            continue
-        yield from held
-        held, alone = [joined], []
-    if held or alone:
-        yield torch.cat([*held, *alone]) if alone else held[0]
 
 
 def _share(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anywidth.convert import at_width
@@ -59,8 +60,9 @@ class SandwichStep:
         model: a converted network, in training mode.
         optimizer: of the model's parameters.
         loss: (output, targets) → scalar, for the full width.
-        distill: (output, full width's output) → scalar, for narrower widths. None trains every
-            width on the true targets.
+        distill: (output, full width's output) → scalar, for narrower widths. The default is for
+            classifiers that learn by cross entropy; for others pass one of their own, such as
+            F.mse_loss for regression. None trains every width on the true targets.
         widths: how many widths a step, for the sandwich rule; or a `Sampling` for any other.
         truth: how much of the narrower widths' loss is the true targets' (0 in the paper, which
             found mixing worse).
@@ -109,6 +111,12 @@ class SandwichStep:
             )
         if not 0 <= truth <= 1:
             raise AnywidthError(f"truth={truth}: expected a share from 0 to 1")
+        if distill is soft_cross_entropy and _is_not_cross_entropy(loss):
+            raise AnywidthError(
+                f"the loss is {_name(loss)}, but narrower widths would learn by cross entropy with "
+                "the full width's logits: pass distill=..., a function of (output, full width's "
+                "output) such as F.mse_loss, or distill=None to train all on the targets"
+            )
         if distill is not None and widths.rule in ("random", "min+random"):
             raise AnywidthError(
                 f"the rule {widths.rule!r} leaves out the widest width, so there is nothing "
@@ -132,7 +140,10 @@ class SandwichStep:
             self.engine = EagerEngine(model, optimizer, objective)
 
     def __call__(self, inputs: Any, targets: Any) -> StepResult:
-        """One step; `self.count` is its number, from which its widths are drawn."""
+        """One step; `self.count` is its number, from which its widths are drawn.
+
+        A tuple of inputs is the network's positional arguments, as for `anywidth.plan`.
+        """
         configs = sample_widths(self.model, self.count, self.sampling)
         if not self.model.training:
             self.model.train()
@@ -187,6 +198,25 @@ class SandwichStep:
             votes = sum_over_ranks(torch.tensor(float(found is not None)))
             found = found if votes.item() == world_size() else None
         return found
+
+
+# What networks learn by whose outputs are no logits of classes of which one is right.
+_OTHER_LOSSES = (
+    *(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss),
+    *(F.binary_cross_entropy, F.binary_cross_entropy_with_logits),
+)
+_OTHER_LOSS_MODULES = (
+    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
+    *(nn.BCELoss, nn.BCEWithLogitsLoss),
+)
+
+
+def _is_not_cross_entropy(loss: Loss) -> bool:
+    return loss in _OTHER_LOSSES or isinstance(loss, _OTHER_LOSS_MODULES)
+
+
+def _name(loss: Loss) -> str:
+    return getattr(loss, "__name__", type(loss).__name__)
 
 
 def _lay_channels_last(model: nn.Module) -> None:

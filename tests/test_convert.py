@@ -285,3 +285,77 @@ def test_a_plan_that_names_a_missing_module_leaves_the_network_as_it_was() -> No
         aw.slimmable(model, plan)
     assert torch.equal(model(x), expected)
     aw.slimmable(model, aw.plan(model, x))
+
+
+class MovingMean(nn.Module):
+    """Assigns its buffer anew, as some libraries do, instead of writing into it."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.5 * self.mean + x.mean((0, 2, 3)).detach()
+        return x - self.mean.view(-1, 1, 1)
+
+
+class TwoBranches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Conv2d(3, 16, 1), nn.Conv2d(3, 8, 1)
+        self.centre, self.head = MovingMean(24), nn.Conv2d(24, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.centre(torch.cat([self.left(x), self.right(x)], 1)))
+
+
+def test_a_buffer_that_forward_assigns_changes_where_it_is_active(x: Tensor) -> None:
+    model = convert(TwoBranches(), x).train()
+    with aw.at_width(model, 0.5):
+        model(x)
+    mean = model.state_dict()["centre.mean"]
+    active = torch.zeros(24, dtype=torch.bool)
+    active[:8] = active[16:20] = True
+    assert mean.shape == (24,)
+    assert torch.equal(mean != 0, active)
+    model(x)
+    assert (model.centre.mean != 0).all()
+    model.centre.mean = torch.zeros(24)
+    assert not model.state_dict()["centre.mean"].any()
+
+
+def test_every_owner_of_a_tied_weight_shows_its_width() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(20, 32), nn.Linear(32, 20, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.embed(x))
+
+    model = aw.slimmable(Tied(), example_input=torch.randint(20, (2, 5)))
+    small = aw.extract(model, 0.5)
+    assert (small.embed.embedding_dim, small.head.in_features) == (16, 16)
+    assert small.head.weight is small.embed.weight
+
+
+def test_networks_in_wrappings(x: Tensor) -> None:
+    model = convert(network(), x)
+    with pytest.raises(aw.AnywidthError, match=r"wraps a converted network: pass model\._orig_mod"):
+        aw.set_width(torch.compile(model), 0.5)
+    traced = torch.fx.symbolic_trace(network().eval())
+    convert(traced, x)
+    with aw.at_width(traced, 0.5), uncalibrated_allowed(traced):
+        assert_close(traced(x), extract_quietly(traced, 0.5)(x), 1e-5)
+
+
+def test_spectral_norm_is_converted(x: Tensor) -> None:
+    model = nn.Sequential(
+        nn.utils.spectral_norm(nn.Conv2d(3, 16, 3)), nn.ReLU(), nn.Conv2d(16, 4, 1)
+    )
+    model.eval()
+    expected = model(x)
+    convert(model, x)
+    assert_close(model(x), expected, 1e-6)

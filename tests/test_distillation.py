@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tiny_networks import converted, images_and_labels
+from torch import nn
 
 import anywidth as aw
 
@@ -103,3 +104,17 @@ def test_what_does_not_fit_is_named() -> None:
     for temperature in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(aw.AnywidthError, match=f"temperature={temperature}"):
             aw.soft_cross_entropy(torch.randn(4, 5), torch.randn(4, 5), temperature)
+
+
+def test_what_is_no_classifier_is_told_what_to_pass() -> None:
+    one = torch.randn(4, 1)
+    with pytest.raises(aw.AnywidthError, match=r"\(4, 1\) have one class.*pass distill="):
+        aw.soft_cross_entropy(one, one)
+    with pytest.raises(aw.AnywidthError, match=r"an output of type dict.*pass distill="):
+        aw.soft_cross_entropy({"logits": one}, {"logits": one})  # type: ignore[arg-type]
+    model = converted()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for loss, name in ((F.mse_loss, "mse_loss"), (nn.BCEWithLogitsLoss(), "BCEWithLogitsLoss")):
+        with pytest.raises(aw.AnywidthError, match=f"the loss is {name}.*pass distill="):
+            aw.SandwichStep(model, optimizer, loss)
+        aw.SandwichStep(model, optimizer, loss, distill=F.mse_loss)

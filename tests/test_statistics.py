@@ -106,37 +106,6 @@ def test_exact_statistics_equal_a_float64_reference(model: nn.Module) -> None:
         assert_moments(known(model, width), exact(model, batches, channels))
 
 
-class UsedTwice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Conv2d(1, 16, 3, bias=False), nn.BatchNorm2d(16)
-        self.second, self.head = nn.Conv2d(16, 16, 3, 2), nn.Conv2d(16, 4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(self.second(self.norm(self.first(x)))))
-
-
-def test_a_norm_used_twice_averages_over_both_uses() -> None:
-    torch.manual_seed(0)
-    model = UsedTwice()
-    aw.slimmable(model, None, aw.WidthRange(0.5, 1.0, 4), example_input=torch.randn(2, 1, 12, 12))
-    batches = batches_of([8, 8, 4])
-    met: list[Tensor] = []
-    for width in (0.5, 1.0):
-        aw.calibrate(model, batches, [width])
-        assert not model.norm._forward_pre_hooks
-        met.clear()
-        hook = model.norm.register_forward_pre_hook(lambda _, given: met.append(given[0]))
-        with aw.at_width(model, width), torch.no_grad():
-            found = model.norm.running_mean.clone()
-            model.norm.train()  # as when it was calibrated: by the statistics of each batch
-            for batch in batches:
-                model(batch)
-        hook.remove()
-        values = torch.cat([one.transpose(0, 1).flatten(1) for one in met], dim=1)
-        torch.testing.assert_close(found, values.mean(1), atol=1e-5, rtol=1e-4)
-
-
 def test_statistics_of_the_full_width_are_in_the_state_dict(model: nn.Module) -> None:
     batches = batches_of([16, 16])
     aw.calibrate(model, batches, [1.0])
@@ -478,3 +447,11 @@ def test_passes_that_leave_no_trace() -> None:
     assert is_full_width_new(model)
     for name, tensor in statistics_to_tensors(model)[0].items():
         assert torch.equal(tensor, before[name])
+
+
+def test_statistics_made_in_inference_mode_can_be_trained_on(model: nn.Module) -> None:
+    with torch.inference_mode():
+        aw.calibrate(model, batches_of([8]), [0.5])
+    model.train()
+    with aw.at_width(model, 0.5):
+        model(*batches_of([8]))

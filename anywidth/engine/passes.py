@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from anywidth.convert import at_width
 from anywidth.distillation import WithTargets
-from anywidth.engine.trees import leaves, map_tensors
+from anywidth.engine.trees import call, leaves, map_tensors
 from anywidth.width import ChannelConfig
 
 Loss = Callable[[Any, Any], Tensor]
@@ -41,7 +41,7 @@ class Objective:
     ) -> tuple[Tensor, Any]:
         """(loss, output) at one width; `teacher` is the widest width's output, or None."""
         with at_width(model, config), self._precision(inputs):
-            output = model(inputs)
+            output = call(model, inputs)
             if teacher is None or self.distill is None:
                 return self.loss(output, targets), output
             if isinstance(self.distill, WithTargets):

@@ -6,7 +6,12 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """Runs a network on a batch; a tuple is its positional arguments, as for `anywidth.plan`."""
+    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
 def leaves(tree: Any) -> Iterator[Any]:

@@ -1,0 +1,74 @@
+"""Batches to calibrate with: whatever a loader gives, as the arguments of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anywidth.errors import AnywidthError
+
+# A batch as the network takes it: its positional arguments.
+Arguments = tuple[Tensor, ...]
+
+
+def calibration_batches(
+    loader: Iterable[Any], model: nn.Module, samples: int | None
+) -> Iterator[Arguments]:
+    """The first so many samples of a loader on the network's device, never one alone."""
+    return _never_alone(_first_samples(_inputs(loader, model), samples))
+
+
+def _inputs(loader: Iterable[Any], model: nn.Module) -> Iterator[Arguments]:
+    device = next(model.parameters()).device
+    for batch in loader:
+        first = batch[0] if isinstance(batch, list | tuple) and len(batch) else batch
+        several = first if isinstance(first, list | tuple) else [first]
+        for inputs in several:
+            if not isinstance(inputs, Tensor) or not inputs.dim():
+                raise AnywidthError(
+                    f"calibrate(): a batch is a {type(inputs).__name__}; expected a tensor, or a "
+                    "tuple that begins with one, or with a tuple of the network's arguments"
+                )
+        if len({inputs.shape[0] for inputs in several}) > 1:
+            shapes = ", ".join(str(tuple(inputs.shape)) for inputs in several)
+            raise AnywidthError(
+                f"calibrate(): arguments of shapes {shapes}: expected as many samples in each"
+            )
+        if several and several[0].shape[0] > 0:
+            yield tuple(inputs.to(device, non_blocking=True) for inputs in several)
+
+
+def _first_samples(batches: Iterator[Arguments], samples: int | None) -> Iterator[Arguments]:
+    if samples is None:
+        yield from batches
+        return
+    left = samples
+    for inputs in batches:
+        yield tuple(one[:left] for one in inputs)
+        left -= inputs[0].shape[0]
+        if left <= 0:
+            return
+
+
+def _never_alone(batches: Iterator[Arguments]) -> Iterator[Arguments]:
+    """Joins a batch of one sample, which has no variance of its own, to the one beside it."""
+    held: list[Arguments] = []
+    alone: list[Arguments] = []
+    for inputs in batches:
+        joined = _joined([*alone, inputs])
+        if joined[0].shape[0] == 1:
+            alone = [joined]
+            continue
+        yield from held
+        held, alone = [joined], []
+    if held or alone:
+        yield _joined([*held, *alone])
+
+
+def _joined(batches: Sequence[Arguments]) -> Arguments:
+    if len(batches) == 1:
+        return batches[0]
+    return tuple(torch.cat(parts) for parts in zip(*batches, strict=True))

@@ -1,0 +1,104 @@
+"""Calibrating networks that use a norm twice, or not at all, or take several arguments."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_statistics import assert_moments, batches_of, known
+from torch import Tensor, nn
+
+import anywidth as aw
+
+RANGE = aw.WidthRange(0.25, 1.0, 4)
+
+
+class UsedTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(1, 16, 3, bias=False), nn.BatchNorm2d(16)
+        self.second, self.head = nn.Conv2d(16, 16, 3, 2), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.second(self.norm(self.first(x)))))
+
+
+def test_a_norm_used_twice_averages_over_both_uses() -> None:
+    torch.manual_seed(0)
+    model = UsedTwice()
+    aw.slimmable(model, None, RANGE, example_input=torch.randn(2, 1, 12, 12))
+    batches = batches_of([8, 8, 4])
+    met: list[Tensor] = []
+    for width in (0.5, 1.0):
+        aw.calibrate(model, batches, [width])
+        assert not model.norm._forward_pre_hooks
+        met.clear()
+        hook = model.norm.register_forward_pre_hook(lambda _, given: met.append(given[0]))
+        with aw.at_width(model, width), torch.no_grad():
+            found = model.norm.running_mean.clone()
+            model.norm.train()  # as when it was calibrated: by the statistics of each batch
+            for batch in batches:
+                model(batch)
+        hook.remove()
+        values = torch.cat([one.transpose(0, 1).flatten(1) for one in met], dim=1)
+        torch.testing.assert_close(found, values.mean(1), atol=1e-5, rtol=1e-4)
+
+
+def test_norms_that_no_pass_runs_keep_what_they_know() -> None:
+    class WithAuxiliary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.norm = nn.Conv2d(1, 16, 3), nn.BatchNorm2d(16)
+            self.side, self.side_norm = nn.Conv2d(16, 8, 1), nn.BatchNorm2d(8)
+            self.head, self.side_head = nn.Conv2d(16, 4, 1), nn.Conv2d(8, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+            x = self.norm(self.stem(x))
+            if not self.training:
+                return self.head(x)
+            return self.head(x), self.side_head(self.side_norm(self.side(x)))
+
+    model = WithAuxiliary()
+    aw.slimmable(model, None, RANGE, example_input=torch.randn(2, 1, 12, 12))
+    (images,) = batches_of([8])
+    model.train()
+    for width in (1.0, 0.25):
+        with aw.at_width(model, width):
+            model(images)
+    before = known(model, 1.0)[1], known(model, 0.25)[1]
+    aw.calibrate(model, [images], [0.25, 0.5, 1.0])
+    assert_moments([known(model, 1.0)[1], known(model, 0.25)[1]], list(before))
+    # And where they know nothing, the full width's.
+    assert torch.equal(known(model, 0.5)[1][0], before[0][0][:4])
+    assert aw.calibrated_widths(model) == [0.25, 0.5, 1.0]
+
+
+def test_a_network_of_several_arguments_is_trained_and_calibrated() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.norm, self.head = (
+                nn.Linear(8, 16),
+                nn.BatchNorm1d(16),
+                nn.Linear(16, 4),
+            )
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.head(self.norm(self.layer(x) + self.layer(y)))
+
+    model, inputs = Sum(), (torch.randn(9, 8), torch.randn(9, 8))
+    aw.slimmable(model, None, RANGE, example_input=inputs)
+    step = aw.SandwichStep(model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy)
+    labels = torch.randint(4, (9,))
+    first = float(step(inputs, labels).losses[0])
+    for _ in range(20):
+        result = step(inputs, labels)
+    assert float(result.losses[0]) < first
+    # Two batches of which the second is one sample alone, as a data loader would give them.
+    batches = [[[one[:8] for one in inputs], labels[:8]], [[one[8:] for one in inputs], labels[8:]]]
+    aw.calibrate(model, batches, [0.5])
+    with aw.at_width(model, 0.5), torch.no_grad():
+        values = model.layer(inputs[0]) + model.layer(inputs[1])
+        torch.testing.assert_close(model.norm.eval().running_mean, values.mean(0))
+    with pytest.raises(aw.AnywidthError, match=r"shapes \(9, 8\), \(5, 8\)"):
+        aw.calibrate(model, [((inputs[0], inputs[1][:5]),)], [0.5])
