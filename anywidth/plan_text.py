@@ -19,7 +19,7 @@ def plan_to_text(
     rows = [("group", "channels", "made by", "read by", "")]
     for group in groups:
         size = str(group.channels) + (f" by {group.unit}" if group.unit > 1 else "")
-        rows.append((group.name, size, _few(group.makers), _few(group.readers), _remark(group)))
+        rows.append((group.name, size, _few(group.makers), _few(group.readers), remark(group)))
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True)]
@@ -34,7 +34,7 @@ def _few(names: tuple[str, ...]) -> str:
     return ", ".join(names[:2]) + (f", … {len(names) - 2} more" if len(names) > 2 else "")
 
 
-def _remark(group: ChannelGroup) -> str:
+def remark(group: ChannelGroup) -> str:
     if group.tied is not None:
         return f"{group.tied[1]} x {group.tied[0]}"
     if group.fixed is not None:

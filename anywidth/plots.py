@@ -24,13 +24,13 @@ INK, FAINT_INK, GRID = "#24292f", "#59636e", "#d9dee3"
 
 _BLUE, _ORANGE, _GREEN, _PURPLE = "#2f7fd1", "#e0762a", "#2a9d73", "#b05fc0"
 _GREY = "#8a929b"
-# For each kind of spectrum: how its marks look, and the colours of its first few series.
-# S-Nets are hollow, because at a shared width they lie on top of the others.
 _CURVE_LABELS = {
     "accuracy": "accuracy on the batch, %",
     "validation_error": "validation error, %",
     "validation_psnr": "validation PSNR, dB",
 }
+# For each kind of spectrum: how its marks look, and the colours of its first few series.
+# S-Nets are hollow, because at a shared width they lie on top of the others.
 _LOOKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "us": ({"marker": "o", "markersize": 4.5}, (_BLUE, _GREEN, _PURPLE, _ORANGE)),
     "s": (

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from anywidth.engine.trees import call
 from anywidth.layers import statistics_kept
 
 # Quicker passes are too short to tell apart, and have nothing to gain.
@@ -20,9 +18,7 @@ _WORTH_IT = 0.85
 _REPEATS = 3
 
 
-def faster_dtype(
-    model: nn.Module, inputs: Any, loss_of: Callable[[Any], Tensor]
-) -> torch.dtype | None:
+def faster_dtype(model: nn.Module, loss: Callable[[], Tensor]) -> torch.dtype | None:
     """bfloat16 where it is faster than what the parameters are in, None where it is not.
 
     On a GPU that computes in bfloat16 it is. On a CPU that does, a forward and backward pass is
@@ -30,8 +26,7 @@ def faster_dtype(
 
     Args:
         model: the network as it is trained, at the width that counts.
-        inputs: a batch.
-        loss_of: output → scalar.
+        loss: runs it on a batch.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters or any(parameter.dtype != torch.float32 for parameter in parameters):
@@ -46,8 +41,8 @@ def faster_dtype(
     def seconds(in_bfloat16: bool) -> float:
         started = time.perf_counter()
         with torch.autocast("cpu", torch.bfloat16, enabled=in_bfloat16):
-            loss = loss_of(call(model, inputs))
-        torch.autograd.grad(loss, parameters, allow_unused=True)
+            value = loss()
+        torch.autograd.grad(value, parameters, allow_unused=True)
         return time.perf_counter() - started
 
     try:

@@ -16,6 +16,7 @@ from anywidth.distributed import average_gradients, sum_over_ranks, world_size
 from anywidth.engine.eager import EagerEngine
 from anywidth.engine.graphs import GraphEngine
 from anywidth.engine.passes import Distill, Loss, Objective
+from anywidth.engine.trees import call
 from anywidth.errors import AnywidthError
 from anywidth.fast_layers import use_kernels
 from anywidth.precision import faster_dtype
@@ -189,9 +190,10 @@ class SandwichStep:
         self.engine.run(replace(self.engine.objective, autocast=dtype))
 
     def _faster_dtype(self, config: ChannelConfig, inputs: Any, targets: Any) -> torch.dtype | None:
+        objective = self.engine.objective
         with at_width(self.model, config):
             found = faster_dtype(
-                self.model, inputs, lambda output: self.engine.objective.loss(output, targets)
+                self.model, lambda: objective.loss(call(self.model, inputs), targets)
             )
         if world_size() > 1 and _is_on_cpu(self.model):
             # Timings differ from rank to rank, and all must run in the same dtype.

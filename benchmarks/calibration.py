@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import anywidth as aw
+from anywidth.studies.provenance import provenance
 
 LIMIT = 1.2
 
@@ -80,10 +80,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         "samples": options.samples,
         "batch_size": options.batch_size,
         "pixels": options.pixels,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "machine": platform.machine(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
+        **provenance(device),
         "seconds": {name: round(value, 4) for name, value in best.items()},
         "ratio_to_evaluation": round(best["calibration"] / best["evaluation"], 3),
         "ratio_to_training_norms": round(best["calibration"] / best["training_norms"], 3),

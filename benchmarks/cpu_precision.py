@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from anywidth.precision import faster_dtype
+from anywidth.studies.provenance import provenance
 from benchmarks.step import build
 
 # (network, pixels, batch)
@@ -54,7 +53,7 @@ def compare(name: str, pixels: int, batch: int, repeats: int) -> dict[str, Any]:
         times = {half: training_seconds(model, images, labels, half) for half in order}
         pairs.append((times[True], times[False]))
     pairs = pairs[1:]
-    chosen = faster_dtype(model, images, partial(nn.functional.cross_entropy, target=labels))
+    chosen = faster_dtype(model, lambda: nn.functional.cross_entropy(model(images), labels))
     return {
         "network": name,
         "pixels": pixels,
@@ -74,11 +73,9 @@ def main() -> None:
     torch.set_num_threads(1)
     record: dict[str, Any] = {
         "command": "python3 -m benchmarks.cpu_precision",
-        "torch": torch.__version__,
-        "machine": platform.machine(),
+        **provenance(torch.device("cpu")),
         "avx512_bf16": torch.cpu._is_avx512_bf16_supported(),
         "amx": torch.cpu._is_amx_tile_supported(),
-        "threads": 1,
         "cases": [],
     }
     print(f"{'network':22}{'px':>5}{'batch':>7}{'bf16 ms':>10}{'fp32 ms':>10}{'share':>8}  takes")

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import platform
 import shlex
 import statistics
 import sys
@@ -36,8 +35,9 @@ from anywidth.plots import plot_spectra
 from anywidth.recipes import fashion_mnist_demo
 from anywidth.results import run_spectrum
 from anywidth.spectra import Spectrum, SpectrumPoint
+from anywidth.studies.pieces import open_run, train_piece
+from anywidth.studies.provenance import provenance
 from anywidth.tasks.classification import build_model, open_trained, train_run
-from benchmarks.pieces import commit, open_run
 
 RECORD = Path(__file__).parent / "results" / "demo.json"
 WIDTHS = [0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0]
@@ -58,9 +58,8 @@ def errors(job: tuple[str, int, str, dict[str, str], Path]) -> tuple[str, int, d
         override(fashion_mnist_demo(), changes), seed=seed, device=device, **NETWORKS[name]
     )
     folder = runs / f"{name.lower().replace(',', '').replace(' ', '-')}-{seed}"
-    run = open_run(folder, config, {"device"})
-    if not run.finished:
-        train_run(run, config)
+    run = open_run(folder, config, {"device"}, option="--runs")
+    train_piece(run, config, train_run)
     trained = open_trained(folder, device)
     # The I-Net at full width is also run narrower: the control.
     widths = [1.0] if name == "I-Net 0.25" else WIDTHS
@@ -70,14 +69,6 @@ def errors(job: tuple[str, int, str, dict[str, str], Path]) -> tuple[str, int, d
     spectrum = run_spectrum(trained, widths, measure_latency=False)
     found = {str(point.width): point.metrics["top1_error"] for point in spectrum.points}
     return name, seed, found
-
-
-def device_name(chosen: str) -> str:
-    """The device that `--device` comes to on this machine."""
-    device = local_device(chosen)
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} CPU, a thread a process"
 
 
 def draw(found: dict[str, dict[str, list[float]]], path: Path) -> None:
@@ -122,6 +113,7 @@ def main() -> None:
     if arguments.draw:
         draw(json.loads(RECORD.read_text())["top1_error"], arguments.draw)
         return
+    torch.set_num_threads(1)  # as the processes have, for the record
     changes = dict(item.split("=", 1) for item in arguments.set)
     jobs = [
         (name, seed, arguments.device, changes, arguments.runs)
@@ -150,9 +142,7 @@ def main() -> None:
         record = {
             "command": shlex.join(["python3", "-m", "benchmarks.demo", *sys.argv[1:]]),
             "changes": changes,
-            "commit": commit(),
-            "torch": torch.__version__,
-            "device": device_name(arguments.device),
+            **provenance(local_device(arguments.device)),
             "top1_error": found,
         }
         arguments.out.write_text(json.dumps(record, indent=1))

@@ -30,6 +30,7 @@ from anywidth import kernels
 from anywidth.kernels.depthwise_forward import depthwise_forward as depthwise
 from anywidth.kernels.depthwise_gradients import depthwise_gradients as depthwise_backward
 from anywidth.kernels.stem_convolution import stem_forward, stem_weight_gradient
+from anywidth.studies.provenance import provenance
 from benchmarks.kernel_checks import channels_last, check_everything, check_new_widths
 
 COPY_BANDWIDTH = 4.3e12  # bytes a second that a large copy moves on an H200
@@ -300,8 +301,7 @@ def main() -> int:
         return 1
     started = time.perf_counter()
     record: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
+        **provenance(torch.device("cuda")),
         "triton": triton.__version__,
         "command": " ".join(sys.argv),
     }

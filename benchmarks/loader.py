@@ -14,7 +14,6 @@ import io
 import json
 import os
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -33,6 +32,7 @@ from anywidth.data.folder import FolderLoader, scan_folder
 from anywidth.data.folder_images import FolderAugmentation
 from anywidth.data.loader import DeviceLoader
 from anywidth.model_spec import load_model
+from anywidth.studies.provenance import provenance
 
 WIDTHS = (1.0, 0.25, 0.475, 0.725)
 
@@ -194,15 +194,10 @@ def main() -> None:
         print("  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{v}" for k, v in row.items()))
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-        )
         record = {
             "command": f"python3 -m benchmarks.loader --workers {arguments.workers}",
-            "commit": commit.stdout.strip(),
-            "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
+            **provenance(device),
             "cores": os.cpu_count(),
-            "torch": torch.__version__,
             "rows": rows,
         }
         (arguments.out / "loader.json").write_text(json.dumps(record, indent=1) + "\n")

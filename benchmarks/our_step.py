@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 import anywidth as aw
+from anywidth.studies.provenance import provenance
 
 # Network, pixels, batch, options: as trained on CIFAR-10, and at ImageNet's size.
 SETTINGS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
@@ -68,8 +69,7 @@ def main() -> int:
         print("a CUDA GPU is needed", file=sys.stderr)
         return 1
     found = {text: measure(*setting) for text, setting in SETTINGS.items()}
-    device = torch.cuda.get_device_name()
-    print(json.dumps({"device": device, "torch": torch.__version__, "steps": found}, indent=2))
+    print(json.dumps({**provenance(torch.device("cuda")), "steps": found}, indent=2))
     return 0
 
 

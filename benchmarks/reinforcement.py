@@ -17,20 +17,17 @@ import csv
 import io
 import math
 import os
-import platform
 import shlex
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from anywidth.config import override, to_json
+from anywidth.distributed import local_device
 from anywidth.errors import AnywidthError
 from anywidth.files import read_json, write_atomically, write_json
 from anywidth.recipes import recipe
@@ -38,15 +35,10 @@ from anywidth.results import run_spectrum, saved_spectrum
 from anywidth.run import Run
 from anywidth.spectra import Spectrum, SpectrumPoint, spectrum
 from anywidth.spectrum_tables import format_count
+from anywidth.studies.pieces import open_run, read_pieces, steps_per_second, train_piece
+from anywidth.studies.provenance import provenance
 from anywidth.tasks.reinforcement import ReinforcementConfig, open_trained, train_run
-from benchmarks.pieces import (
-    commit,
-    open_run,
-    read_pieces,
-    steps_per_second,
-    train_piece,
-    work_in_parallel,
-)
+from benchmarks.parallel import work_in_parallel
 from benchmarks.reinforcement_figure import draw
 
 WIDTHS = (0.25, 0.5, 0.75, 1.0)
@@ -95,11 +87,13 @@ def folder_of(name: str, seed: int, options: argparse.Namespace) -> Path:
     return Path(options.out / f"{name}-seed{seed}")
 
 
-def train_network(name: str, seed: int, options: argparse.Namespace, deadline: float) -> bool:
+def train_network(
+    name: str, seed: int, options: argparse.Namespace, deadline: float | None
+) -> bool:
     """Trains a network until it is done or time is up; whether it is done."""
     config = config_of(name, seed, options)
     run = open_run(folder_of(name, seed, options), config, CIRCUMSTANCES)
-    is_done, piece = train_piece(run, partial(train_run, run, config), deadline)
+    is_done, piece = train_piece(run, config, train_run, deadline)
     if piece["steps"]:
         agent_steps = int(piece["steps"] * agent_steps_of_update(config))
         pace = agent_steps / piece["seconds"]
@@ -133,13 +127,13 @@ def evaluate_network(name: str, seed: int, options: argparse.Namespace) -> None:
         write_json(trained.run.folder / SLICED, found.to_json())
 
 
-def work_on(name: str, seed: int, options: argparse.Namespace, deadline: float) -> bool:
+def work_on(name: str, seed: int, options: argparse.Namespace, deadline: float | None) -> bool:
     """Goes on with a network; whether there is nothing left to do."""
     if not train_network(name, seed, options, deadline):
         return False
     if options.only_training:
         return True
-    if time.monotonic() < deadline:
+    if deadline is None or time.time() < deadline:
         evaluate_network(name, seed, options)
     return not missing_games(name, seed, options)
 
@@ -199,28 +193,26 @@ def findings(rows: Sequence[Row]) -> list[str]:
 
 
 def facts_of(options: argparse.Namespace) -> dict[str, Any]:
-    runs = {
-        folder.name: Run.open(folder)
+    folders = [
+        folder
         for name in NETWORKS
         for seed in options.seeds
         if ((folder := folder_of(name, seed, options)) / "config.json").exists()
-    }
-    on_gpu = torch.cuda.is_available() and options.device != "cpu"
+    ]
     config = config_of("us", options.seeds[0], options)
     return {
         "command": shlex.join(["python", "-m", "benchmarks.reinforcement", *sys.argv[1:]]),
-        "commit": commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if on_gpu else f"{platform.machine()} CPU",
+        **provenance(local_device(options.device)),
         "cores": os.cpu_count(),
         "environment": config.environment,
         "agent_steps": config.steps,
         "games": config.evaluation_games,
         "seeds": list(options.seeds),
         "agent_steps_per_second": {
-            name: round(steps_per_second(read_pieces(run)) * agent_steps_of_update(config), 1)
-            for name, run in runs.items()
+            folder.name: round(
+                steps_per_second(read_pieces(folder)) * agent_steps_of_update(config), 1
+            )
+            for folder in folders
         },
         "configuration": to_json(config),
     }
@@ -299,14 +291,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> None:
-    started = time.monotonic()
+    started = time.time()
     options = parse(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     names = options.only or list(NETWORKS)
     if options.parallel and len(names) > 1:
         work_in_parallel("benchmarks.reinforcement", names, arguments)
     else:
-        deadline = float("inf") if options.minutes is None else started + 60 * options.minutes
+        deadline = None if options.minutes is None else started + 60 * options.minutes
         for seed in options.seeds:
             for name in names:
                 if not work_on(name, seed, options, deadline):

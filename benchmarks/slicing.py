@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ import torch
 from torch import nn
 
 import anywidth as aw
+from anywidth.studies.provenance import provenance
 
 WIDTH = 0.5
 
@@ -83,9 +83,7 @@ def main() -> None:
     arguments = parser.parse_args()
     model = network()
     figures: dict[str, Any] = {
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "machine": platform.processor() or platform.machine(),
+        **provenance(torch.device("cpu")),
         "width": WIDTH,
         **switching(model),
     }

@@ -35,6 +35,7 @@ import anywidth as aw
 from anywidth.extraction import extract_quietly
 from anywidth.model_spec import load_model
 from anywidth.state import state_of
+from anywidth.studies.provenance import provenance
 from benchmarks.naive import make_naive, naive_step
 
 WIDTHS = (1.0, 0.25, 0.475, 0.725)
@@ -348,14 +349,9 @@ def main() -> None:
 def record(folder: Path, rows: list[dict[str, Any]], bandwidth: float) -> None:
     """Writes step.json; after every row, so that a run cut short loses nothing."""
     folder.mkdir(parents=True, exist_ok=True)
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     facts = {
         "command": f"python3 -m benchmarks.step {' '.join(sys.argv[1:])}",
-        "commit": commit,
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
+        **provenance(torch.device("cuda")),
         "widths": WIDTHS,
         "bandwidth_bytes_per_second": bandwidth,
         "rows": rows,

@@ -17,18 +17,15 @@ import argparse
 import csv
 import io
 import itertools
-import platform
 import shlex
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from anywidth.distributed import local_device
 from anywidth.errors import AnywidthError
 from anywidth.files import write_atomically, write_json
 from anywidth.plots import plot_spectra
@@ -36,6 +33,8 @@ from anywidth.results import run_spectrum, saved_spectrum
 from anywidth.run import Run
 from anywidth.spectra import Spectrum
 from anywidth.spectrum_tables import format_count
+from anywidth.studies.pieces import open_run, read_pieces, steps_per_second, train_piece
+from anywidth.studies.provenance import provenance
 from anywidth.tasks.super_resolution import (
     SuperResolutionConfig,
     load_evaluation_sets,
@@ -44,14 +43,7 @@ from anywidth.tasks.super_resolution import (
 )
 from anywidth.tasks.upscaling import evaluate_bicubic
 from anywidth.width_lists import parse_widths
-from benchmarks.pieces import (
-    commit,
-    open_run,
-    read_pieces,
-    steps_per_second,
-    train_piece,
-    work_in_parallel,
-)
+from benchmarks.parallel import work_in_parallel
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "i-0.5": {"method": "i", "width": 0.5},
@@ -110,11 +102,11 @@ def config_of(name: str, options: argparse.Namespace) -> SuperResolutionConfig:
     )
 
 
-def train_network(name: str, options: argparse.Namespace, deadline: float) -> bool:
+def train_network(name: str, options: argparse.Namespace, deadline: float | None) -> bool:
     """Trains a network until it is done or time is up; whether it is done."""
     config = config_of(name, options)
     run = open_run(options.out / name, config)
-    is_done, piece = train_piece(run, partial(train_run, run, config), deadline)
+    is_done, piece = train_piece(run, config, train_run, deadline)
     if piece["steps"]:
         pace = options.batch_size * steps_per_second([piece])
         print(f"{name}: {piece['steps']} steps, {pace:,.0f} patches/s")
@@ -133,7 +125,7 @@ def evaluate_network(name: str, options: argparse.Namespace) -> None:
     run_spectrum(trained, widths, measure_latency=False)
 
 
-def work_on(name: str, options: argparse.Namespace, deadline: float) -> bool:
+def work_on(name: str, options: argparse.Namespace, deadline: float | None) -> bool:
     if not train_network(name, options, deadline):
         return False
     evaluate_network(name, options)
@@ -196,20 +188,18 @@ def findings(spectra: dict[str, Spectrum], metric: str = "psnr") -> list[str]:
 
 def facts_of(options: argparse.Namespace) -> dict[str, Any]:
     runs = {name: options.out / name for name in NETWORKS if (options.out / name).is_dir()}
-    on_gpu = torch.cuda.is_available() and options.device != "cpu"
+    device = local_device(options.device)
     return {
         "command": shlex.join(["python", "-m", "benchmarks.super_resolution", *sys.argv[1:]]),
-        "commit": commit(),
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if on_gpu else f"{platform.machine()} CPU",
+        **provenance(device),
         "precision": options.precision,
-        "engine": "CUDA graphs" if on_gpu else "eager",
+        "engine": "CUDA graphs" if device.type == "cuda" else "eager",
         "truth": options.truth,
         "seed": options.seed,
         "steps": config_of("us", options).epochs * config_of("us", options).steps_per_epoch,
         "parallel": options.parallel,
         "patches_per_second": {
-            name: round(options.batch_size * steps_per_second(read_pieces(Run.open(folder))), 1)
+            name: round(options.batch_size * steps_per_second(read_pieces(folder)), 1)
             for name, folder in runs.items()
         },
     }
@@ -310,14 +300,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> None:
-    started = time.monotonic()
+    started = time.time()
     options = parse(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     names = options.only or list(NETWORKS)
     if options.parallel and len(names) > 1:
         work_in_parallel("benchmarks.super_resolution", names, arguments)
     else:
-        deadline = float("inf") if options.minutes is None else started + 60 * options.minutes
+        deadline = None if options.minutes is None else started + 60 * options.minutes
         for name in names:
             if not work_on(name, options, deadline):
                 print(f"{name}: stopped before its end; the same command goes on with it")

@@ -19,6 +19,7 @@ import anywidth as aw
 from anywidth.data.arrays import load_arrays
 from anywidth.run import Run
 from anywidth.tasks.classification import ClassificationConfig, open_trained
+from anywidth.tasks.reinforcement_config import ReinforcementConfig
 
 COMMANDS = ("train", "calibrate", "spectrum", "compare", "report", "predict", "inspect")
 
@@ -375,6 +376,18 @@ def test_predict_names_what_is_wrong(us_net: Path, tmp_path: Path) -> None:
     assert_refused(command("predict", us_net, text), "text.png", "not an image")
     assert_refused(command("predict", us_net, text, "--width", "1.5"), "1.5")
     assert_refused(command("predict", us_net, text, "--top", "0"), "top=0")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("predict", "knows no classes"), ("upscale", "upscales nothing")]
+)
+def test_a_run_of_another_task_is_named_with_its_own_command(
+    name: str, words: str, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    Run.create(run, ReinforcementConfig())
+    answer = command(name, run, tmp_path / "picture.png")
+    assert_refused(answer, f"reinforcement, which {words}", f"anywidth play {run}")
 
 
 def test_predict_at_an_uncalibrated_width_says_what_to_do(folder: Path, tmp_path: Path) -> None:

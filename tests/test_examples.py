@@ -82,11 +82,12 @@ def test_the_demo_benchmark_records_its_command_and_keeps_recipes_apart(
     assert done.returncode == 0, done.stderr
     record = json.loads(result.read_text())
     assert shlex.split(record["command"])[3:] == [*options, "--set", *settings]
-    assert "CPU" in record["device"]
+    assert record["device"].endswith("CPU, 1 threads")
+    assert record["commit"]
     assert list(record["top1_error"]["I-Net 0.25"]) == ["0.25"]
 
     from benchmarks.demo import errors
 
     monkeypatch.setattr("torch.set_num_threads", lambda count: None)
-    with pytest.raises(AnywidthError, match="begun with another epochs"):
+    with pytest.raises(AnywidthError, match=r"begun with epochs 1, not 2.*another --runs"):
         errors(("I-Net 0.25", 0, "cpu", fields | {"epochs": "2"}, tmp_path / "runs"))

@@ -5,15 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
+from command_line import Answer, command
 
 import anywidth as aw
-from anywidth.commands.inspect import inspect
-
-app = typer.Typer()
-app.callback()(lambda: None)
-app.command("inspect")(inspect)
 
 CODE = """
 from torch import nn
@@ -43,14 +37,12 @@ def wordy():
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "inspected_networks.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "140")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
 
 
-def run(*arguments: str, columns: str | None = "140") -> tuple[int, str, str]:
-    result = CliRunner(env={"COLUMNS": columns, "FORCE_COLOR": None}).invoke(
-        app, ["inspect", *arguments]
-    )
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-    return result.exit_code, result.stdout, result.stderr
+def run(*arguments: str) -> Answer:
+    return command("inspect", *arguments)
 
 
 def test_tables_show_groups_reasons_and_exact_costs() -> None:
@@ -95,13 +87,18 @@ def test_the_range_and_divisor_reach_the_plan() -> None:
     assert data["verified"] is False
 
 
-def test_tables_fit_a_narrow_terminal_and_are_wide_in_a_pipe() -> None:
-    arguments = ("mobilenet_v1", "--input", "3x32x32", "--no-verify")
-    for columns, widest in (("60", 60), (None, 120)):
-        code, out, _ = run(*arguments, columns=columns)
-        assert code == 0
-        assert max(map(len, out.splitlines())) <= widest
-    assert "features.13.0.0" in out
+@pytest.mark.parametrize(("columns", "widest"), [("60", 60), (None, 120)])
+def test_tables_fit_a_narrow_terminal_and_are_wide_in_a_pipe(
+    columns: str | None, widest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if columns is None:
+        monkeypatch.delenv("COLUMNS")
+    else:
+        monkeypatch.setenv("COLUMNS", columns)
+    code, out, _ = run("mobilenet_v1", "--input", "3x32x32", "--no-verify")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= widest
+    assert columns is not None or "features.13.0.0" in out
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from anywidth.tasks.ppo import (
     ppo_loss,
     value_loss,
 )
-from anywidth.tasks.reinforcement_config import ReinforcementConfig
+from anywidth.tasks.reinforcement_config import ReinforcementConfig, check_choices
 from anywidth.tasks.rollout import Collector
 from anywidth.width import WidthRange
 
@@ -372,4 +372,4 @@ def test_a_batch_must_divide_the_rollout() -> None:
     with pytest.raises(AnywidthError, match=r"batch_size=100: expected a divisor of 1024"):
         RolloutLoader(replace(CONFIG, batch_size=100), model, CPU)
     with pytest.raises(AnywidthError, match="rollout=0"):
-        RolloutLoader(replace(CONFIG, rollout=0), model, CPU)
+        check_choices(replace(CONFIG, rollout=0))

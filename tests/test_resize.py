@@ -6,7 +6,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from anywidth.data.super_resolution import PicturePairs, load_bundled, load_pairs
+from anywidth.data.super_resolution import BUNDLED, PicturePairs, load_pairs
 from anywidth.errors import AnywidthError
 from anywidth.image_quality import luma, psnr
 from anywidth.resize import crop_to_multiple, downscale, round_to_uint8, upscale
@@ -125,7 +125,7 @@ def bicubic_psnr(pairs: PicturePairs) -> float:
 
 
 def test_bicubic_figure_of_the_bundled_pictures() -> None:
-    pairs = load_bundled("eval")
+    pairs = load_pairs(BUNDLED / "eval")
     assert bicubic_psnr(pairs) == pytest.approx(23.44, abs=0.01)
     values = []
     for index in range(len(pairs)):

@@ -31,7 +31,6 @@ from anywidth.studies.definitions import (
     S_V1,
     STUDIES,
     US_V1,
-    study_named,
 )
 from anywidth.studies.findings import V1
 from anywidth.studies.gathered import GATHERED
@@ -53,6 +52,7 @@ from anywidth.tasks.classification import open_trained
 from anywidth.width_lists import spectrum_widths
 
 TABLE = (0.25, 0.5, 0.75, 1.0)
+STUDY = {study.name: study for study in STUDIES}
 TINY = {
     "model": "tiny_networks:slow",
     "divisor": "4",
@@ -79,7 +79,7 @@ def test_no_configuration_is_trained_twice(data: str, tmp_path: Path) -> None:
     jobs = jobs_of(STUDIES, {study.name: 1 for study in STUDIES}, recipes, tmp_path)
     assert len({job.name for job in jobs}) == len(jobs) == 27
     assert len({json.dumps(to_json(job.config)) for job in jobs}) == len(jobs)
-    main = jobs_of([study_named("main")], {"main": 2}, recipes, tmp_path)
+    main = jobs_of([STUDY["main"]], {"main": 2}, recipes, tmp_path)
     assert len(main) == 24
     first = {job.name for job in main if job.config.seed == 0}
     assert first < {job.name for job in jobs}
@@ -94,11 +94,11 @@ def test_epochs_are_told_apart_where_networks_differ(tmp_path: Path) -> None:
         network.name: study_recipe("cifar10", network, tmp_path)
         for network in (MOBILENET_V1, MOBILENET_V2)
     }
-    study = study_named("main")
+    study = STUDY["main"]
     jobs = jobs_of([study], {"main": 1}, recipes, tmp_path)
     both = facts_of(study, jobs, 1, "")["recipe"]
     assert "epochs 80 (mobilenet_v1) and 40 (mobilenet_v2), batches of 512" in both
-    both_ways = study_named("drawn-widths")
+    both_ways = STUDY["drawn-widths"]
     jobs = jobs_of([both_ways], {"drawn-widths": 1}, recipes, tmp_path)
     facts = facts_of(both_ways, jobs, 1, "")
     assert facts["recipe"].startswith("epochs 80, batches of 512, learning rate 0.4, share")
@@ -149,11 +149,9 @@ def tiny_jobs(study: Study, out: Path) -> list[Job]:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The US-Net of `bn-statistics` and the S-Net of `main`, trained and measured."""
     out = tmp_path_factory.mktemp("studies")
-    jobs = tiny_jobs(study_named("bn-statistics"), out)
+    jobs = tiny_jobs(STUDY["bn-statistics"], out)
     jobs += [
-        job
-        for job in tiny_jobs(study_named("naturally-slimmable"), out)
-        if job.training in (US_V1, S_V1)
+        job for job in tiny_jobs(STUDY["naturally-slimmable"], out) if job.training in (US_V1, S_V1)
     ]
     lines: list[str] = []
     assert work_through(jobs, report=lines.append)
@@ -195,7 +193,7 @@ def test_an_s_net_is_measured_calibrated_between_its_switches_too(measured: Path
 
 def test_more_images_than_there_are_means_all(measured: Path) -> None:
     """Only 200 images are trained on here, so 1k and 2k of them are all."""
-    results = collect(study_named("bn-statistics"), 1, measured)
+    results = collect(STUDY["bn-statistics"], 1, measured)
     errors = {
         label: results.seeds((V1, label))[0].at(0.5).metrics["loss"] for label in POST_STATISTICS
     }
@@ -205,7 +203,7 @@ def test_more_images_than_there_are_means_all(measured: Path) -> None:
 
 def test_the_page_counts_the_images_that_there_were(measured: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(measured, tmp_path / "study", ignore=shutil.ignore_patterns("*.safe*"))
-    study = study_named("bn-statistics")
+    study = STUDY["bn-statistics"]
     jobs = tiny_jobs(study, copy)
     expected = (
         "*moving over all*: moving averages over 200 training images; "
@@ -217,7 +215,7 @@ def test_the_page_counts_the_images_that_there_were(measured: Path, tmp_path: Pa
     assert facts_of(study, jobs, 1, "")["statistics"] == expected
     page, _ = write_study(study, jobs, 1, copy, "")
     assert f"- statistics: {expected}\n" in page.read_text()
-    sliced = study_named("naturally-slimmable")
+    sliced = STUDY["naturally-slimmable"]
     one = facts_of(sliced, tiny_jobs(sliced, copy), 1, "")["statistics"]
     assert one == "exact averages over 100 training images"
     for path in copy.glob("runs/*/measurements/*.json"):  # as an older version wrote them
@@ -228,7 +226,7 @@ def test_the_page_counts_the_images_that_there_were(measured: Path, tmp_path: Pa
 
 
 def test_findings_know_how_many_classes_and_images_there_were(measured: Path) -> None:
-    (job,) = tiny_jobs(study_named("bn-statistics"), measured)
+    (job,) = tiny_jobs(STUDY["bn-statistics"], measured)
     assert read_class_count(job) == 10
     data = open_trained(measured / "runs" / job.name, "cpu").data
     assert data is not None
@@ -256,7 +254,7 @@ def test_another_training_in_the_folder_is_refused(measured: Path) -> None:
 
 
 def test_only_us_nets_mind_how_widths_are_drawn(tmp_path: Path) -> None:
-    study = study_named("main")
+    study = STUDY["main"]
     recipes = {
         network.name: study_recipe("bundled", network, tmp_path)
         for network in (MOBILENET_V1, MOBILENET_V2)
@@ -272,7 +270,7 @@ def test_only_us_nets_mind_how_widths_are_drawn(tmp_path: Path) -> None:
 
 def test_a_failing_training_loses_nothing(measured: Path, tmp_path: Path) -> None:
     """The data is moved after the first of three trainings."""
-    study = study_named("distillation")
+    study = STUDY["distillation"]
     changes = {**TINY, "data": "fashion_mnist"}
     right, wrong = (
         jobs_of(
@@ -292,7 +290,7 @@ def test_a_failing_training_loses_nothing(measured: Path, tmp_path: Path) -> Non
 
 
 def test_weights_that_are_gone_are_named(measured: Path, tmp_path: Path) -> None:
-    (job,) = tiny_jobs(study_named("bn-statistics"), tmp_path)
+    (job,) = tiny_jobs(STUDY["bn-statistics"], tmp_path)
     source = measured / "runs" / job.name
     (job.folder / "measurements").mkdir(parents=True)
     for name in ("config.json", "finished.json"):
@@ -354,7 +352,7 @@ def test_a_process_that_cannot_write_its_log_says_so(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "logs").write_bytes(b"")
-    jobs = tiny_jobs(study_named("bn-statistics"), tmp_path)
+    jobs = tiny_jobs(STUDY["bn-statistics"], tmp_path)
     with pytest.raises(
         aw.AnywidthError, match=r"us-seed-0\.txt: cannot be written \(File exists\)"
     ):
@@ -390,7 +388,7 @@ def test_a_study_survives_kills(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     done = anywidth(*arguments, whole, "--parallel", "1", PAUSE="0")
     assert done.returncode == 0, done.stderr
-    names = [one.name for one in study_named("distillation").trainings]
+    names = [one.name for one in STUDY["distillation"].trainings]
     first, second, third = (broken / "runs" / f"{name}-seed-0" for name in names)
 
     process = start(*arguments, broken, "--parallel", "2", PAUSE="0.03")

@@ -13,7 +13,7 @@ import anywidth as aw
 from anywidth.plots import style
 from anywidth.spectra import Spectrum, SpectrumPoint
 from anywidth.studies.comparing import Finding, Results, Verdict, compare, judge
-from anywidth.studies.definitions import MOBILENET_V2, study_named
+from anywidth.studies.definitions import MOBILENET_V2, STUDIES
 from anywidth.studies.figures import draw, study_figure
 from anywidth.studies.findings import V1, excess_error
 from anywidth.studies.gathered import (
@@ -31,6 +31,7 @@ from anywidth.width import ChannelConfig
 from anywidth.width_lists import spectrum_widths
 
 TABLE = (0.25, 0.5, 0.75, 1.0)
+STUDY = {study.name: study for study in STUDIES}
 
 
 def made_up(errors: Mapping[float, float], name: str = "", macs: int = 1000) -> Spectrum:
@@ -151,7 +152,7 @@ AS_IN_THE_PAPER = {
 
 @pytest.mark.parametrize("name", AS_IN_THE_PAPER)
 def test_findings_follow_the_numbers(name: str) -> None:
-    study = study_named(name)
+    study = STUDY[name]
     levels = AS_IN_THE_PAPER[name]
     assert set(levels) == {setting.label for setting in study.settings}
     for sign, verdict in ((1, Verdict.HOLDS), (-1, Verdict.FAILS)):
@@ -162,7 +163,7 @@ def test_findings_follow_the_numbers(name: str) -> None:
 
 @pytest.mark.parametrize("name", AS_IN_THE_PAPER)
 def test_networks_that_learned_nothing_prove_nothing(name: str) -> None:
-    study = study_named(name)
+    study = STUDY[name]
     labels = [setting.label for setting in study.settings]
     guessing = results_of({label: [89.5] for label in labels})
     found = study.find(Results(guessing.spectra, {}, classes=10))
@@ -184,7 +185,7 @@ def test_findings_of_the_main_table_follow_the_numbers() -> None:
     for error, verdict in ((9.0, Verdict.HOLDS), (11.0, Verdict.FAILS)):
         levels = {"I-Net": [10.0], "S-Net": [10.0], "US-Net": [error]}
         both = {**results_of(levels).spectra, **results_of(levels, MOBILENET_V2.name, 0.35).spectra}
-        found = study_named("main").find(Results(both, {}))
+        found = STUDY["main"].find(Results(both, {}))
         assert len(found) == 8
         assert {finding.verdict for finding in found} == {verdict}
 
@@ -198,7 +199,7 @@ def test_stages_are_compared_at_the_same_multiply_adds() -> None:
 
 
 def test_tables_put_the_papers_numbers_below_ours() -> None:
-    study = study_named("lower-bound")
+    study = STUDY["lower-bound"]
     spectra = {
         (V1, setting.label): {
             seed: made_up(dict.fromkeys(spectrum_widths(low, 1.0), 10.0 + 2 * seed), setting.label)
@@ -231,7 +232,7 @@ def test_tables_put_the_papers_numbers_below_ours() -> None:
 
 
 def test_a_width_that_fails_stands_out() -> None:
-    study = study_named("drawn-widths")
+    study = STUDY["drawn-widths"]
     smooth = {0.25: 9.0, 0.3: 8.0, 0.325: 7.5, 1.0: 5.0}
     spectra = {(V1, one.label): {0: made_up(smooth, one.label)} for one in study.settings}
     found = study.find(Results(spectra, {}))
@@ -255,7 +256,7 @@ def test_a_width_that_fails_stands_out() -> None:
 
 @pytest.mark.parametrize("name", ["main", "divisor"])
 def test_figures_show_the_spread_of_the_seeds(name: str, tmp_path: Path) -> None:
-    study = study_named(name)
+    study = STUDY[name]
     labels = {setting.label for setting in study.settings}
     picture = study.figures()[0]
     drawn = []
@@ -269,7 +270,7 @@ def test_figures_show_the_spread_of_the_seeds(name: str, tmp_path: Path) -> None
 
 
 def test_the_whole_spread_is_on_the_axis() -> None:
-    picture = study_named("main").figures()[0]
+    picture = STUDY["main"].figures()[0]
     with style():
         figure = study_figure(picture, results_of({"US-Net": [10.0, 50.0], "I-Net": [9.0, 11.0]}))
     low, high = figure.axes[0].get_ylim()

@@ -18,9 +18,9 @@ from rich.table import Table
 
 from anywidth.convert import plan_of, slimmable
 from anywidth.cost import macs, parameter_count
-from anywidth.errors import AnywidthError
-from anywidth.groups import ChannelGroup, Plan
+from anywidth.groups import Plan
 from anywidth.model_spec import load_model, parse_input
+from anywidth.plan_text import remark
 from anywidth.spectrum_tables import format_count, format_width
 from anywidth.trace import plan as make_plan
 from anywidth.width import WidthRange
@@ -65,17 +65,13 @@ def inspect(
 
       anywidth inspect my_package.networks:build --input 1x28x28 --json
     """
-    try:
-        shape = parse_input(example)
-        width_range = WidthRange(low, high, divisor)
-        chosen = _spread(low, high) if widths is None else parse_widths(widths)
-        for width in chosen:
-            width_range.fraction(width)
-        plan = _plan(spec, shape, width_range, verify)
-        costs = [(width, macs(plan, width), parameter_count(plan, width)) for width in chosen]
-    except AnywidthError as error:
-        typer.echo(f"anywidth: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(2) from error
+    shape = parse_input(example)
+    width_range = WidthRange(low, high, divisor)
+    chosen = _spread(low, high) if widths is None else parse_widths(widths)
+    for width in chosen:
+        width_range.fraction(width)
+    plan = _plan(spec, shape, width_range, verify)
+    costs = [(width, macs(plan, width), parameter_count(plan, width)) for width in chosen]
     if as_json:
         typer.echo(json.dumps(_to_json(spec, shape, plan, verify, costs), indent=2))
     else:
@@ -169,7 +165,7 @@ def _group_table(plan: Plan) -> Table:
     for group in plan.groups.values():
         size = str(group.channels) + (f" by {group.unit}" if group.unit > 1 else "")
         others = [layer for layer in group.makers if layer != group.name]
-        cells = (group.name, size, _few(others), _few(group.readers), _remark(group))
+        cells = (group.name, size, _few(others), _few(group.readers), remark(group))
         table.add_row(*map(escape, cells), style="dim" if group.fixed else None)
     return table
 
@@ -178,11 +174,3 @@ def _few(names: Sequence[str]) -> str:
     """A name a line; of more than three, the first two."""
     shown = names if len(names) <= 3 else [*names[:2], f"… {len(names) - 2} more"]
     return "\n".join(shown)
-
-
-def _remark(group: ChannelGroup) -> str:
-    if group.tied is not None:
-        return f"{group.tied[1]} x {group.tied[0]}"
-    if group.fixed is not None:
-        return f"fixed: {group.fixed}"
-    return f"divisor {group.divisor}" if group.divisor else ""

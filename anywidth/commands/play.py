@@ -8,12 +8,10 @@ from typing import Annotated
 import typer
 
 from anywidth.commands.output import console, say
+from anywidth.commands.tasks import REINFORCEMENT, open_only
 from anywidth.convert import at_width
 from anywidth.environments.recording import check_video_path, save_recording
-from anywidth.errors import AnywidthError
 from anywidth.results import network_width, shown_width
-from anywidth.run import Run
-from anywidth.tasks import reinforcement
 from anywidth.tasks.playing import MOST_RECORDED, record_game
 
 
@@ -40,13 +38,8 @@ def play(
 
       anywidth play runs/rl --width 0.4 --out game.gif
     """
-    task = Run.open(run).config_data.get("task")
-    if task != "reinforcement":
-        raise AnywidthError(
-            f"{run} is a run of {task}, which plays nothing; train one with: anywidth train rl"
-        )
     check_video_path(out)
-    trained = reinforcement.open_trained(run, device, with_data=False)
+    trained = open_only(REINFORCEMENT, run, device, "plays nothing")
     chosen = network_width(trained, width)
     shown = shown_width(trained, chosen)
     with at_width(trained.model, chosen), console.status(f"Playing at width {shown}"):

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from anywidth.commands.output import say
+from anywidth.commands.tasks import CLASSIFICATION, open_only
 from anywidth.convert import at_width
 from anywidth.errors import AnywidthError
 from anywidth.results import missing_statistics, network_width, shown_width
-from anywidth.run import Run
-from anywidth.tasks import classification, prediction
+from anywidth.tasks import prediction
 
 
 def predict(
@@ -32,12 +32,7 @@ def predict(
 
       anywidth predict runs/demo shirt.png --width 0.4
     """
-    task = Run.open(run).config_data.get("task")
-    if task == "super_resolution":
-        raise AnywidthError(
-            f"{run} makes pictures larger and knows no classes: anywidth upscale {run} {image}"
-        )
-    trained = classification.open_trained(run, device, with_data=False)
+    trained = open_only(CLASSIFICATION, run, device, "knows no classes")
     chosen = network_width(trained, width)
     if missing_statistics(trained, [chosen]):
         shown = shown_width(trained, chosen)

@@ -1,12 +1,13 @@
-"""Which task a run belongs to, and what a task can do: the one place that tells tasks apart."""
+"""Which task a run belongs to, and what a task can do: the one table of tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+from anywidth.commands.crops import crop_sections
 from anywidth.commands.places import moved
 from anywidth.config import from_json
 from anywidth.errors import AnywidthError
@@ -14,6 +15,16 @@ from anywidth.recipes import TrainingConfig
 from anywidth.report import Section
 from anywidth.results import Trained
 from anywidth.run import Run
+from anywidth.tasks import (
+    classification,
+    classification_config,
+    reinforcement,
+    reinforcement_config,
+    super_resolution,
+    super_resolution_config,
+)
+
+TrainedType = TypeVar("TrainedType", bound=Trained)
 
 
 def _no_sections(trained: Any) -> list[Section]:
@@ -21,60 +32,75 @@ def _no_sections(trained: Any) -> list[Section]:
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(Generic[TrainedType]):
     """What the commands need of a task.
 
     Args:
         config: the class of its configurations.
+        check: refuses a configuration that cannot be trained as it is.
         train: (run, configuration) → whether training came to its end.
         open: (folder, device, with_data, configuration) → a finished run.
+        example: what trains one with everything at its default.
+        use: the command that a finished run is for.
         sections: finished run → what its report shows beside the spectrum.
         sections_need_data: whether `sections` wants the run opened with its data.
     """
 
     config: type[Any]
+    check: Callable[[Any], None]
     train: Callable[[Run, Any], bool]
-    open: Callable[[Path, str, bool, Any], Trained]
+    open: Callable[[Path, str, bool, Any], TrainedType]
+    example: str
+    use: str
     sections: Callable[[Any], Sequence[Section]] = _no_sections
     sections_need_data: bool = False
 
+    @property
+    def name(self) -> str:
+        return str(self.config.task)
 
-def task_named(name: object) -> Task:
-    """The task of a configuration; what it needs is imported only now."""
-    if name == "classification":
-        from anywidth.tasks import classification
 
-        return Task(
-            classification.ClassificationConfig,
-            classification.train_run,
-            classification.open_trained,
-        )
-    if name == "super_resolution":
-        from anywidth.commands.crops import crop_sections
-        from anywidth.tasks import super_resolution
+CLASSIFICATION = Task(
+    classification_config.ClassificationConfig,
+    classification_config.check_choices,
+    classification.train_run,
+    classification.open_trained,
+    "anywidth train",
+    "anywidth predict",
+)
+SUPER_RESOLUTION = Task(
+    super_resolution_config.SuperResolutionConfig,
+    super_resolution_config.check_choices,
+    super_resolution.train_run,
+    super_resolution.open_trained,
+    "anywidth train sr",
+    "anywidth upscale",
+    crop_sections,
+    sections_need_data=True,
+)
+REINFORCEMENT = Task(
+    reinforcement_config.ReinforcementConfig,
+    reinforcement_config.check_choices,
+    reinforcement.train_run,
+    reinforcement.open_trained,
+    "anywidth train rl",
+    "anywidth play",
+)
+TASKS: tuple[Task[Any], ...] = (CLASSIFICATION, SUPER_RESOLUTION, REINFORCEMENT)
 
-        return Task(
-            super_resolution.SuperResolutionConfig,
-            super_resolution.train_run,
-            super_resolution.open_trained,
-            crop_sections,
-            sections_need_data=True,
-        )
-    if name == "reinforcement":
-        from anywidth.tasks import reinforcement
 
-        return Task(
-            reinforcement.ReinforcementConfig,
-            reinforcement.train_run,
-            reinforcement.open_trained,
-        )
+def task_named(name: object) -> Task[Any]:
+    """The task of a configuration."""
+    for task in TASKS:
+        if task.name == name:
+            return task
     raise AnywidthError(
-        f"a run of task {name!r}: expected classification, super_resolution or reinforcement; it "
-        "may need a newer anywidth"
+        f"a run of task {name!r}: expected {', '.join(task.name for task in TASKS)}; it may need a "
+        "newer anywidth"
     )
 
 
-def task_of(folder: Path) -> Task:
+def task_of(folder: Path) -> Task[Any]:
     return task_named(Run.open(folder).config_data.get("task"))
 
 
@@ -94,4 +120,23 @@ def open_trained(
 ) -> Trained:
     """A finished run of any task, with its data where it lies now."""
     config = moved(config_of(folder), data_dir, eval_dir)
-    return task_named(config.task).open(folder, device, with_data, config)
+    trained: Trained = task_named(config.task).open(folder, device, with_data, config)
+    return trained
+
+
+def open_only(task: Task[TrainedType], folder: Path, device: str, without_it: str) -> TrainedType:
+    """A finished run of one task, without its data.
+
+    Args:
+        task: the one that the command is for.
+        folder: of the run.
+        device: auto, cpu, cuda or cuda:N.
+        without_it: what a run of another task does not do, for the error.
+    """
+    found = task_of(folder)
+    if found is not task:
+        raise AnywidthError(
+            f"{folder} is a run of {found.name}, which {without_it}; train one with: "
+            f"{task.example}; this one is for: {found.use} {folder}"
+        )
+    return task.open(folder, device, False, None)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -22,15 +21,9 @@ from anywidth.recipes import RECIPES, TrainingConfig, recipe
 from anywidth.results import run_report, run_spectrum, widths_to_calibrate
 from anywidth.run import Run
 from anywidth.spectrum_tables import spectrum_table
-from anywidth.tasks import classification_config, reinforcement_config, super_resolution_config
 
 # Of a run under way, what has to do with its circumstances and not with what is trained.
 CHANGEABLE = ("skip_corrupt", "workers")
-CHECKS: dict[str, Callable[[Any], None]] = {
-    "classification": classification_config.check_choices,
-    "super_resolution": super_resolution_config.check_choices,
-    "reinforcement": reinforcement_config.check_choices,
-}
 
 
 def train(
@@ -119,7 +112,7 @@ def train(
     if show:
         _print_fields(config)
         return
-    CHECKS[config.task](config)
+    task_named(config.task).check(config)
     start_processes(local_device(config.device))
     try:
         if not _train(config, folder, is_new=resume is None):

@@ -14,13 +14,12 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from anywidth.commands.output import say
-from anywidth.commands.tasks import open_trained
+from anywidth.commands.tasks import SUPER_RESOLUTION, open_only
 from anywidth.convert import at_width
 from anywidth.errors import AnywidthError
 from anywidth.files import write_atomically
 from anywidth.resize import upscale as bicubic
 from anywidth.results import network_width, shown_width
-from anywidth.tasks.super_resolution import TrainedUpscaler
 from anywidth.tasks.upscaling import super_resolve
 
 
@@ -60,12 +59,7 @@ def upscale(
 
       anywidth upscale runs/sr photo.jpg --width 0.6 --out photo-large.png
     """
-    trained = open_trained(run, device, with_data=False)
-    if not isinstance(trained, TrainedUpscaler):
-        raise AnywidthError(
-            f"{run} is a run of {trained.config.task}, which upscales nothing; train one with: "
-            "anywidth train sr"
-        )
+    trained = open_only(SUPER_RESOLUTION, run, device, "upscales nothing")
     chosen = network_width(trained, width)
     scale = trained.model.scale
     target = out or image.with_name(f"{image.stem}-x{scale}.png")

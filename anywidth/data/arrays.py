@@ -51,10 +51,6 @@ class ImageArrays:
     def __len__(self) -> int:
         return len(self.images)
 
-    def select(self, positions: Tensor) -> "ImageArrays":
-        """Return the samples at those positions, in that order."""
-        return ImageArrays(self.images[positions], self.labels[positions], self.classes)
-
     def to(self, device: torch.device | str) -> "ImageArrays":
         """Return the same samples on a device; nothing is copied when they are there already."""
         return ImageArrays(self.images.to(device), self.labels.to(device), self.classes)

@@ -66,17 +66,6 @@ class ClassificationData:
     std: tuple[float, ...]
 
 
-def default_augmentation(name: str) -> "Augmentation | FolderAugmentation":
-    """Return the usual augmentation of a named set, or of a folder: the paper's mobile one."""
-    if name in ("bundled", "fashion_mnist"):
-        return Augmentation(crop_padding=2)
-    if name in ("cifar10", "cifar100"):
-        return Augmentation(crop_padding=4, cutout=8)
-    from anywidth.data.folder_images import FolderAugmentation
-
-    return FolderAugmentation()
-
-
 def load_classification(
     name: str = "bundled",
     root: Path | str | None = None,
@@ -97,10 +86,10 @@ def load_classification(
     """Load a named set, or with ``"folder"`` and ``root``, or a path as ``name``, image folders.
 
     Batch sizes count all ranks together. ``augmentation`` is an Augmentation for named sets and a
-    FolderAugmentation for folders (``default_augmentation(name)`` returns a usual one), None for
-    none. ``limit`` keeps only the first so many training images, classes balanced. ``validation``
-    is the ``"test"`` set (``val/`` of a folder), or a ``"split"``: a tenth of the training images
-    of each class, which are then not trained on and are the same for every seed.
+    FolderAugmentation for folders, None for none. ``limit`` keeps only the first so many training
+    images, classes balanced. ``validation`` is the ``"test"`` set (``val/`` of a folder), or a
+    ``"split"``: a tenth of the training images of each class, which are then not trained on and are
+    the same for every seed.
 
     ``image_size`` (224 unless given), ``workers`` and ``skip_corrupt`` are for folders; see
     FolderLoader.

@@ -19,14 +19,14 @@ class PatchLoader(OrderedLoader):
     rank takes its part of it: any number of ranks together see what one process sees, and an epoch
     begun again at step `start` goes on bit for bit. Nothing waits for the device.
 
+    Every place is equally likely, so that larger pictures are drawn more often, and each patch is
+    turned and mirrored into one of the eight ways a square can lie.
+
     Arguments:
         pairs: what `load_pairs` gives.
         batch_size: patches of a step, all ranks together.
         patch: side of a low-resolution patch.
         samples: patches of an epoch; by default as many as would cover all pictures once.
-        equal_pictures: draw every picture equally often; otherwise every place is equally likely,
-            so that larger pictures are drawn more often.
-        symmetries: turn and mirror each patch into one of the eight ways a square can lie.
         device: where the patches go.
         pictures_on_device: keep all pictures there too, as bytes; without, patches are cut on the
             CPU and sent, for sets larger than the device's memory.
@@ -39,8 +39,6 @@ class PatchLoader(OrderedLoader):
         batch_size: int = 16,
         patch: int = 48,
         samples: int | None = None,
-        equal_pictures: bool = False,
-        symmetries: bool = True,
         seed: int = 0,
         device: torch.device | str = "cpu",
         pictures_on_device: bool = True,
@@ -60,8 +58,6 @@ class PatchLoader(OrderedLoader):
         )
         self.patch = patch
         self.scale = pairs.scale
-        self.equal_pictures = equal_pictures
-        self.symmetries = symmetries
         self.device = torch.device(device)
         self._low, self._high = _Layout(pairs.low), _Layout(pairs.high)
         store = self.device if pictures_on_device else torch.device("cpu")
@@ -93,16 +89,11 @@ class PatchLoader(OrderedLoader):
         seed = derive_seed("patches", self.order.seed, epoch, step)
         generator = torch.Generator().manual_seed(seed)
         shape = (self.batch_size,)
-        if self.equal_pictures:
-            picture = torch.randint(len(self._places), shape, generator=generator)
-            share = torch.rand(shape, generator=generator, dtype=torch.float64)
-            place = (share * self._places[picture]).long()
-        else:
-            place = torch.randint(int(self._places_up_to[-1]), shape, generator=generator)
-            picture = torch.searchsorted(self._places_up_to, place, right=True)
-            place -= self._places_up_to[picture] - self._places[picture]
+        place = torch.randint(int(self._places_up_to[-1]), shape, generator=generator)
+        picture = torch.searchsorted(self._places_up_to, place, right=True)
+        place -= self._places_up_to[picture] - self._places[picture]
         columns = self._columns[picture]
-        symmetry = torch.randint(8 if self.symmetries else 1, shape, generator=generator)
+        symmetry = torch.randint(8, shape, generator=generator)
         return torch.stack([picture, place // columns, place % columns, symmetry])
 
     def _cut(self, pixels: Tensor, walk: Tensor, side: int) -> Tensor:

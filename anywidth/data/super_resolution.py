@@ -28,6 +28,7 @@ from anywidth.resize import crop_to_multiple, downscale
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 SPLITS = ("train", "valid")
 BUNDLED = Path(__file__).parent / "pictures"
+"""Pictures that ship with the package (public domain): 12 in `train`, 4 in `eval`."""
 MEMORY_LIMIT = 2 * 1024**3
 DECODED_AHEAD = 16
 
@@ -81,13 +82,6 @@ class _Source:
     high: Path
     low: Path | None
     size: Size
-
-
-def load_bundled(split: str = "train", scale: int = 2) -> PicturePairs:
-    """The pictures that ship with the package (public domain): 12 to train on, 4 to evaluate."""
-    if split not in ("train", "eval"):
-        raise AnywidthError(f"split={split!r}: the bundled pictures have 'train' and 'eval'.")
-    return load_pairs(BUNDLED / split, scale)
 
 
 def load_pairs(

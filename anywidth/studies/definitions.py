@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from anywidth.errors import AnywidthError
 from anywidth.studies import findings
 from anywidth.studies.parts import Measurement, Network, Picture, Setting, Study, Training, training
 
@@ -235,10 +234,3 @@ STUDIES: tuple[Study, ...] = (
         minutes={H200: 3.5},
     ),
 )
-
-
-def study_named(name: str) -> Study:
-    found = {study.name: study for study in STUDIES}
-    if name not in found:
-        raise AnywidthError(f"no study {name!r}; there are {', '.join(found)}")
-    return found[name]

@@ -20,6 +20,7 @@ import torch
 
 from anywidth.errors import AnywidthError
 from anywidth.files import make_folder
+from anywidth.studies.pieces import terminated_at
 from anywidth.studies.trainings import Job, free_memory, work_on
 from anywidth.tasks.classification_config import check_choices
 
@@ -106,17 +107,10 @@ def _stopped_by_signals(deadline: float | None) -> Iterator[None]:
         raise Stopped
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    alarm = None
-    if deadline is not None:
-        wait = max(0.0, deadline - time.time())
-        alarm = threading.Timer(wait, os.kill, (os.getpid(), signal.SIGTERM))
-        alarm.daemon = True
-        alarm.start()
     try:
-        yield
+        with terminated_at(deadline):
+            yield
     finally:
-        if alarm is not None:
-            alarm.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
 

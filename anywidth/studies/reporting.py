@@ -11,12 +11,12 @@ from anywidth.studies.comparing import Finding
 from anywidth.studies.figures import draw
 from anywidth.studies.measuring import samples_of
 from anywidth.studies.parts import Measurement, Study
+from anywidth.studies.pieces import read_pieces
 from anywidth.studies.tables import collect, to_csv, to_markdown
 from anywidth.studies.trainings import (
     Job,
     read_class_count,
     read_image_count,
-    read_pieces,
     read_test_image_count,
 )
 from anywidth.tasks.classification import ClassificationConfig

@@ -13,15 +13,12 @@ import contextlib
 import dataclasses
 import gc
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from anywidth.config import from_json, to_json
 from anywidth.distributed import local_device
 from anywidth.errors import AnywidthError
 from anywidth.files import read_json, remove, write_json
@@ -29,6 +26,7 @@ from anywidth.run import Run
 from anywidth.spectra import Spectrum
 from anywidth.studies.measuring import image_count, measure
 from anywidth.studies.parts import Measurement, Study, Training
+from anywidth.studies.pieces import check_same, open_run, train_piece
 from anywidth.studies.provenance import provenance
 from anywidth.tasks.classification import (
     ClassificationConfig,
@@ -38,7 +36,6 @@ from anywidth.tasks.classification import (
 )
 
 _VERSION = 1
-_PIECES = "pieces.json"
 # Fields that say where and how to train, not what: a run may go on elsewhere.
 _CIRCUMSTANCES = {"device", "data_dir", "workers"}
 # Fields that other methods do not read.
@@ -62,11 +59,16 @@ class Job:
     def out(self) -> Path:
         return self.folder.parents[1]
 
+    @property
+    def unread(self) -> set[str]:
+        """Fields that may differ from those the run was begun with."""
+        return _CIRCUMSTANCES | (set() if self.config.method == "us" else _OF_US_NETS)
+
     def missing(self) -> list[Measurement]:
         """The measurements still to be made; an error where the folder holds another training."""
         if not (self.folder / "config.json").exists():
             return list(self.measurements)
-        _check_same(Run.open(self.folder), self.config)
+        check_same(Run.open(self.folder), self.config, self.unread)
         return [m for m in self.measurements if not _file(self.folder, m).exists()]
 
 
@@ -112,8 +114,9 @@ def work_on(job: Job) -> bool:
         missing = job.missing()
         if not missing:
             return True
-        run = _open(job)
-        if not run.finished and not _train(run, job.config):
+        run = open_run(job.folder, job.config, job.unread)
+        is_done, _ = train_piece(run, job.config, train_run)
+        if not is_done:
             return False
         free_memory()
         _check_weights(run, missing)
@@ -179,34 +182,8 @@ def read_class_count(job: Job) -> int | None:
     return len(run.state().get("classes", ())) or None if run.finished else None
 
 
-def read_pieces(folder: Path) -> list[dict[str, Any]]:
-    """What each piece of a training took (steps, seconds), and the versions and device."""
-    path = folder / _PIECES
-    return list(read_json(path)["pieces"]) if path.exists() else []
-
-
 def _file(folder: Path, measurement: Measurement) -> Path:
     return folder / "measurements" / f"{measurement.name}.json"
-
-
-def _open(job: Job) -> Run:
-    if not (job.folder / "config.json").exists():
-        return Run.create(job.folder, job.config)
-    run = Run.open(job.folder, writing=True)
-    _check_same(run, job.config)
-    return run
-
-
-def _check_same(run: Run, config: ClassificationConfig) -> None:
-    wanted, begun = to_json(config), to_json(from_json(type(config), run.config_data))
-    unread = _CIRCUMSTANCES | (set() if config.method == "us" else _OF_US_NETS)
-    other = sorted({name for name in wanted if begun[name] != wanted[name]} - unread)
-    if other:
-        named = ", ".join(f"{name} {begun[name]!r}, not {wanted[name]!r}" for name in other)
-        raise AnywidthError(
-            f"{run.folder} was begun with {named}: repeat the options it was begun with, or choose "
-            "another --out"
-        )
 
 
 def _check_weights(run: Run, missing: Iterable[Measurement]) -> None:
@@ -216,19 +193,6 @@ def _check_weights(run: Run, missing: Iterable[Measurement]) -> None:
             f"{', '.join(m.name for m in missing)} cannot be measured; remove the folder to train "
             "it again"
         )
-
-
-def _train(run: Run, config: ClassificationConfig) -> bool:
-    begun = run.load_checkpoint()
-    started = time.monotonic()
-    is_done = train_run(run, config)
-    seconds = time.monotonic() - started
-    ended = run.load_checkpoint()
-    steps = (ended.step if ended else 0) - (begun.step if begun else 0)
-    made_by = provenance(local_device(config.device))
-    piece = {"steps": steps, "seconds": round(seconds, 1), **made_by}
-    write_json(run.folder / _PIECES, {"pieces": [*read_pieces(run.folder), piece]})
-    return is_done
 
 
 @contextlib.contextmanager

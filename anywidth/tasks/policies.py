@@ -1,4 +1,4 @@
-"""The network that plays an environment, converted to run at any width, and its precision."""
+"""The network that plays an environment, converted to run at any width."""
 
 from __future__ import annotations
 
@@ -67,9 +67,3 @@ def network_for(actions: int, shape: tuple[int, ...]) -> ActorCritic:
     if shape[1] >= LEAST_PIXELS:
         return atari_cnn(actions, shape[0], shape[1])
     return minatar_cnn(actions, shape[0], shape[1])
-
-
-def precision_of(config: ReinforcementConfig, device: torch.device) -> str:
-    if config.precision != "auto":
-        return config.precision
-    return "tf32" if device.type == "cuda" else "float32"

@@ -20,8 +20,8 @@ from anywidth.environments import make_environment
 from anywidth.errors import AnywidthError
 from anywidth.seeds import derive_seed
 from anywidth.step import Loss
-from anywidth.tasks.policies import precision_of
-from anywidth.tasks.reinforcement_config import ReinforcementConfig, check_choices
+from anywidth.tasks.common_choices import precision_of
+from anywidth.tasks.reinforcement_config import ReinforcementConfig
 from anywidth.tasks.rollout import Collector, Rollout
 
 Targets = dict[str, Tensor]
@@ -150,7 +150,6 @@ class RolloutLoader:
     """
 
     def __init__(self, config: ReinforcementConfig, model: nn.Module, device: torch.device) -> None:
-        check_choices(config)
         samples = config.environments * config.rollout
         if samples % config.batch_size or config.batch_size == 1:
             raise AnywidthError(

@@ -24,16 +24,12 @@ from anywidth.distributed import local_device, rank, world_size
 from anywidth.errors import AnywidthError
 from anywidth.precision import tf32_arithmetic
 from anywidth.run import Run
-from anywidth.sampling import Sampling
 from anywidth.seeds import derive_seed
 from anywidth.statistics import statistics_to_tensors
 from anywidth.step import SandwichStep, StepResult
+from anywidth.tasks.common_choices import precision_of, sampling_of
 from anywidth.tasks.playing import GameScores, play_games
-from anywidth.tasks.policies import (
-    actions_and_shape,
-    build_model,
-    precision_of,
-)
+from anywidth.tasks.policies import actions_and_shape, build_model
 from anywidth.tasks.ppo import (
     RolloutLoader,
     Targets,
@@ -45,7 +41,7 @@ from anywidth.tasks.ppo import (
     ppo_loss,
     value_loss,
 )
-from anywidth.tasks.reinforcement_config import ReinforcementConfig
+from anywidth.tasks.reinforcement_config import ReinforcementConfig, check_choices
 from anywidth.training import Training, load_weights, train
 from anywidth.width import Width
 
@@ -56,6 +52,7 @@ def train_run(run: Run, config: ReinforcementConfig) -> bool:
     """Trains until the last step, or an interrupt (then false); resumes where the run left off."""
     if world_size() > 1:
         raise AnywidthError("reinforcement learning runs in one process: start it without torchrun")
+    check_choices(config)
     device = local_device(config.device)
     actions, shape = actions_and_shape(config.environment)
     model = build_model(config, actions, shape).to(device)
@@ -103,12 +100,6 @@ def train_run(run: Run, config: ReinforcementConfig) -> bool:
         metadata={"statistics": metadata},
     )
     return True
-
-
-def sampling_of(config: ReinforcementConfig) -> Sampling:
-    if config.method == "i":
-        return Sampling("fixed", widths=(1.0,), seed=config.seed)
-    return Sampling(count=config.widths_per_step, lattice=config.lattice, seed=config.seed)
 
 
 def _clip_gradients(model: nn.Module, most: float) -> None:

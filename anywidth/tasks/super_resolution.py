@@ -27,9 +27,9 @@ from anywidth.models.wdsr import WDSR, wdsr
 from anywidth.precision import tf32_arithmetic
 from anywidth.resize import upscale
 from anywidth.run import Run
-from anywidth.sampling import Sampling
 from anywidth.statistics import statistics_to_tensors
 from anywidth.step import Loss, SandwichStep, StepResult
+from anywidth.tasks.common_choices import precision_of, sampling_of
 from anywidth.tasks.super_resolution_config import SuperResolutionConfig, check_choices
 from anywidth.tasks.upscaling import Sets, evaluate, mean_psnr
 from anywidth.trace import plan as make_plan
@@ -142,12 +142,6 @@ def _bias(layer: nn.Conv2d) -> Tensor:
     return layer.bias
 
 
-def sampling_of(config: SuperResolutionConfig) -> Sampling:
-    if config.method == "i":
-        return Sampling("fixed", widths=(1.0,), seed=config.seed)
-    return Sampling(count=config.widths_per_step, lattice=config.lattice, seed=config.seed)
-
-
 def distillation_of(config: SuperResolutionConfig) -> Loss | None:
     """What narrower widths learn beside the true patches, whose share is `truth`.
 
@@ -171,7 +165,6 @@ def learning_rate(step: int, total: int, warmup: int, highest: float) -> float:
 def make_loader(
     config: SuperResolutionConfig, pairs: PicturePairs, device: torch.device
 ) -> PatchLoader:
-    check_choices(config)
     return PatchLoader(
         pairs,
         batch_size=config.batch_size,
@@ -193,17 +186,12 @@ def _fits(pairs: PicturePairs, device: torch.device) -> bool:
     return needed < torch.cuda.mem_get_info(device)[0] // 2
 
 
-def precision_of(config: SuperResolutionConfig, device: torch.device) -> str:
-    if config.precision != "auto":
-        return config.precision
-    return "tf32" if device.type == "cuda" else "float32"
-
-
 # ---- training ------------------------------------------------------------------------------------
 
 
 def train_run(run: Run, config: SuperResolutionConfig) -> bool:
     """Trains until the last step, or an interrupt (then false); resumes where the run left off."""
+    check_choices(config)
     device = local_device(config.device)
     precision = precision_of(config, device)
     loader = make_loader(config, load_training_pictures(config), device)

@@ -4,13 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torchvision.transforms import functional as vision
 
 from anywidth.data.augment import (
     PARAMETERS,
     Augmentation,
     apply_parameters,
-    augment,
     channel_statistics,
     draw_parameters,
     normalize,
@@ -18,7 +16,7 @@ from anywidth.data.augment import (
 from anywidth.errors import AnywidthError
 
 OFF = Augmentation(flip=False, crop_padding=0)
-EVERYTHING = Augmentation(cutout=5, brightness=0.4, contrast=0.4, saturation=0.4)
+GREY = torch.full((1,), 0.5)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -29,10 +27,14 @@ def random_batch(count: int = 64, channels: int = 3, height: int = 12, width: in
     return torch.randint(1, 256, (count, channels, height, width), generator=seeded(1)).byte()
 
 
-def slow_crop_and_flip(image: Tensor, draws: Tensor, padding: int, reflect: bool) -> Tensor:
+def augment(images: Tensor, augmentation: Augmentation) -> Tensor:
+    """A batch augmented with what a loader would draw; cutout squares are grey."""
+    return apply_parameters(images, augmentation, draw_parameters(len(images), seeded()), GREY)
+
+
+def slow_crop_and_flip(image: Tensor, draws: Tensor, padding: int) -> Tensor:
     """Pad, cut out at the drawn corner, mirror: as one would write it for one image."""
-    mode = "reflect" if reflect else "constant"
-    padded = functional.pad(image[None].float(), [padding] * 4, mode=mode)[0]
+    padded = functional.pad(image[None].float(), [padding] * 4, mode="reflect")[0]
     flip, shift_y, shift_x = draws[:3].tolist()
     top, left = int(shift_y * (2 * padding + 1)), int(shift_x * (2 * padding + 1))
     height, width = image.shape[1:]
@@ -43,24 +45,20 @@ def slow_crop_and_flip(image: Tensor, draws: Tensor, padding: int, reflect: bool
     return padded[:, top : top + height, left : left + width]
 
 
-@pytest.mark.parametrize("reflect", [True, False])
 @pytest.mark.parametrize("padding", [1, 4])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_crop_and_flip_equal_the_slow_version(
-    reflect: bool, padding: int, dtype: torch.dtype
-) -> None:
+def test_crop_and_flip_equal_the_slow_version(padding: int, dtype: torch.dtype) -> None:
     images = random_batch().to(dtype)
     parameters = draw_parameters(len(images), seeded())
-    settings = Augmentation(crop_padding=padding, reflect=reflect)
-    result = apply_parameters(images, settings, parameters)
+    result = apply_parameters(images, Augmentation(crop_padding=padding), parameters, GREY)
     assert result.dtype == dtype
     for image, draws, got in zip(images, parameters.T, result, strict=True):
-        assert torch.equal(got.float(), slow_crop_and_flip(image, draws, padding, reflect))
+        assert torch.equal(got.float(), slow_crop_and_flip(image, draws, padding))
 
 
 def test_about_half_of_the_images_are_flipped_and_the_others_left() -> None:
     images = random_batch(1000, 1, 4, 6)
-    result = augment(images, Augmentation(crop_padding=0), seeded())
+    result = augment(images, Augmentation(crop_padding=0))
     flipped = (result == images.flip(3)).flatten(1).all(1)
     kept = (result == images).flatten(1).all(1)
     assert torch.equal(flipped, ~kept)
@@ -70,7 +68,7 @@ def test_about_half_of_the_images_are_flipped_and_the_others_left() -> None:
 def test_all_shifts_occur_about_equally_often() -> None:
     images = torch.zeros(9000, 1, 7, 7, dtype=torch.uint8)
     images[:, 0, 3, 3] = 1
-    result = augment(images, Augmentation(flip=False, crop_padding=1, reflect=False), seeded())
+    result = augment(images, Augmentation(flip=False, crop_padding=1))
     counts = result.long().sum((0, 1))
     assert int(counts.sum()) == 9000
     assert torch.equal(counts[2:5, 2:5].sum(), counts.sum())
@@ -83,7 +81,6 @@ def test_cutout_blanks_one_square_around_a_pixel_of_the_image() -> None:
     settings = Augmentation(flip=False, crop_padding=0, cutout=5)
     fill = torch.tensor([0.0, 0.5, 1.0])
     result = apply_parameters(images, settings, parameters, fill=fill)
-    black = apply_parameters(images, settings, parameters)
     centres = set()
     for number in range(500):
         y, x = int(parameters[3, number] * 12), int(parameters[4, number] * 10)
@@ -92,78 +89,47 @@ def test_cutout_blanks_one_square_around_a_pixel_of_the_image() -> None:
         expected = images[number].clone()
         expected[:, rows, columns] = torch.tensor([0, 128, 255]).byte().view(3, 1, 1)
         assert torch.equal(result[number], expected)
-        expected[:, rows, columns] = 0
-        assert torch.equal(black[number], expected)
     assert len(centres) > 110
 
 
 def test_cutout_squares_are_zero_after_normalisation() -> None:
     mean, std = torch.tensor([0.2, 0.4, 0.6]), torch.tensor([0.1, 0.2, 0.3])
     settings = Augmentation(flip=False, crop_padding=0, cutout=30)
-    result = augment(random_batch(), settings, seeded(), mean, std)
+    images = random_batch()
+    parameters = draw_parameters(len(images), seeded())
+    result = normalize(apply_parameters(images, settings, parameters, mean), mean, std)
     assert result.dtype == torch.float32
     assert float(result.abs().max()) < 0.5 / 255 / 0.1
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_jitter_equals_torchvision(channels: int) -> None:
-    images = random_batch(20, channels).float() / 255
-    parameters = draw_parameters(20, seeded())
-    settings = Augmentation(False, 0, brightness=0.6, contrast=1.5, saturation=0.4)
-    result = apply_parameters(images, settings, parameters)
-    for image, draws, got in zip(images, parameters.T.tolist(), result, strict=True):
-        expected = vision.adjust_brightness(image, 0.4 + 1.2 * draws[5])
-        expected = vision.adjust_contrast(expected, 2.5 * draws[6])
-        if channels == 3:
-            expected = vision.adjust_saturation(expected, 0.6 + 0.8 * draws[7])
-        # torchvision weighs red by 0.2989 where ITU-R 601 has 0.299.
-        torch.testing.assert_close(got, expected, rtol=0, atol=2e-4)
-
-
-def test_jitter_of_bytes_is_the_jitter_of_floats_rounded() -> None:
-    images = random_batch()
-    parameters = draw_parameters(len(images), seeded())
-    settings = Augmentation(False, 0, brightness=0.4, contrast=0.4, saturation=0.4)
-    of_bytes = apply_parameters(images, settings, parameters)
-    of_floats = apply_parameters(images.float() / 255, settings, parameters)
-    assert of_bytes.dtype == torch.uint8
-    assert torch.equal(of_bytes, (of_floats * 255).round().byte())
-    factors = of_bytes.flatten(1).float().mean(1) / images.flatten(1).float().mean(1)
-    assert float(factors.std()) > 0.05
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("reflect", [True, False])
 @pytest.mark.parametrize("count", [0, 1, 7])
-def test_shape_and_type_stay(dtype: torch.dtype, reflect: bool, count: int) -> None:
+def test_shape_and_type_stay(dtype: torch.dtype, count: int) -> None:
     images = random_batch(7)[:count]
     images = images if dtype == torch.uint8 else (images / 255).to(dtype)
-    settings = Augmentation(True, 3, reflect, 5, 0.4, 0.4, 0.4)
-    result = augment(images, settings, seeded())
+    result = augment(images, Augmentation(crop_padding=3, cutout=5))
     assert result.shape == images.shape
     assert result.dtype == dtype
 
 
 def test_an_option_does_not_change_what_the_others_draw() -> None:
     images = random_batch()
-    plain = augment(images, Augmentation(), seeded())
-    with_cutout = augment(images, Augmentation(cutout=2), seeded())
+    plain = augment(images, Augmentation())
+    with_cutout = augment(images, Augmentation(cutout=2))
     assert int((plain != with_cutout).any(1).sum()) <= 4 * len(images)
 
 
 def test_nothing_switched_on_changes_nothing() -> None:
     images = random_batch()
-    assert torch.equal(augment(images, OFF, seeded()), images)
+    assert torch.equal(augment(images, OFF), images)
 
 
-@pytest.mark.parametrize("reflect", [True, False])
-def test_no_value_is_read_back_from_the_device(reflect: bool) -> None:
+def test_no_value_is_read_back_from_the_device() -> None:
     # Meta tensors have no values: whatever would wait for one raises.
     images = random_batch().to("meta")
     parameters = torch.empty((PARAMETERS, len(images)), device="meta")
-    settings = Augmentation(True, 4, reflect, 5, 0.4, 0.4, 0.4)
     fill = torch.empty(3, device="meta")
-    result = apply_parameters(images, settings, parameters, fill)
+    result = apply_parameters(images, Augmentation(cutout=5), parameters, fill)
     assert normalize(result, fill, fill).shape == images.shape
 
 
@@ -192,8 +158,6 @@ def test_bad_settings_and_batches_are_refused() -> None:
     with pytest.raises(AnywidthError, match=r"Augmentation\(cutout=-1\)"):
         Augmentation(cutout=-1)
     with pytest.raises(AnywidthError, match="crop_padding=10 shifts images of 12 x 10"):
-        augment(random_batch(), Augmentation(crop_padding=10), seeded())
-    with pytest.raises(AnywidthError, match="these have 4: pass saturation=0"):
-        augment(random_batch(2, 4), EVERYTHING, seeded())
+        augment(random_batch(), Augmentation(crop_padding=10))
     with pytest.raises(AnywidthError, match=r"torch\.int64"):
-        augment(random_batch().long(), OFF, seeded())
+        augment(random_batch().long(), OFF)

@@ -9,12 +9,7 @@ import torch
 from torch import Tensor
 
 from anywidth.data.augment import Augmentation
-from anywidth.data.classification import (
-    ClassificationData,
-    Loader,
-    default_augmentation,
-    load_classification,
-)
+from anywidth.data.classification import ClassificationData, Loader, load_classification
 from anywidth.data.folder_images import FolderAugmentation
 from anywidth.errors import AnywidthError
 
@@ -29,7 +24,7 @@ def all_images(loader: Loader) -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def bundled() -> ClassificationData:
-    return load_classification(augmentation=default_augmentation("bundled"), limit=500)
+    return load_classification(augmentation=Augmentation(crop_padding=2), limit=500)
 
 
 def test_the_default_needs_nothing(bundled: ClassificationData) -> None:
@@ -91,7 +86,7 @@ def test_a_folder_gives_the_same_kind_of_data(image_folder: Path, as_name: bool)
         batch_size=4,
         evaluation_batch_size=5,
         image_size=28,
-        augmentation=default_augmentation(name),
+        augmentation=FolderAugmentation(),
         workers=0,
         limit=8,
     )

@@ -12,7 +12,7 @@ from anywidth.data.loader import DeviceLoader
 from anywidth.errors import AnywidthError
 
 Batches = list[tuple[Tensor, Tensor]]
-STRONG = Augmentation(cutout=6, brightness=0.3, contrast=0.3)
+STRONG = Augmentation(cutout=6)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,8 @@ def test_a_last_batch_smaller_than_the_ranks_leaves_some_empty(numbered: ImageAr
 
 
 def test_augmentation_differs_between_steps_epochs_and_seeds(fashion: ImageArrays) -> None:
-    one_image = fashion.select(torch.zeros(64, dtype=torch.int64))
+    first = torch.zeros(64, dtype=torch.int64)
+    one_image = replace(fashion, images=fashion.images[first], labels=fashion.labels[first])
     loader = make(one_image, augmentation=STRONG, mean=(0.0,), std=(1.0,))
     other = make(one_image, augmentation=STRONG, mean=(0.0,), std=(1.0,), seed=1)
     batches = [images for epoch in (0, 1) for images, _ in loader.epoch(epoch)]

@@ -65,14 +65,6 @@ def test_patches_are_cut_from_the_pictures_in_all_eight_ways() -> None:
     assert len(ways) == 8
 
 
-def test_without_symmetries_patches_stay_upright() -> None:
-    pairs = make_pairs()
-    loader = PatchLoader(pairs, batch_size=10, patch=4, samples=100, symmetries=False)
-    for patch in levels(whole_epoch(loader)[0]):
-        picture, top, left = patch[:, 0, 0].tolist()
-        assert torch.equal(patch, pairs.low[picture][:, top : top + 4, left : left + 4].long())
-
-
 def places(loader: PatchLoader) -> tuple[Tensor, Tensor]:
     """Which picture each patch is from, and its (top, left)."""
     low, _ = whole_epoch(loader)
@@ -91,19 +83,6 @@ def test_every_place_is_equally_likely() -> None:
     expected = 20_000 / counts.sum()
     chi_squared = ((seen - expected) ** 2 / expected).sum() / len(seen)
     assert 0.7 < chi_squared < 1.3
-
-
-def test_pictures_can_be_equally_likely_instead() -> None:
-    sizes = ((8, 8), (64, 64))
-    loader = PatchLoader(
-        make_pairs(sizes), batch_size=100, patch=8, samples=4000, equal_pictures=True
-    )
-    picture, corner = places(loader)
-    assert picture.float().mean() == pytest.approx(0.5, abs=0.03)
-    assert corner[picture == 1].amin(0).tolist() == [0, 0]
-    assert corner[picture == 1].amax(0).tolist() == [56, 56]
-    drawn_by_area, _ = places(PatchLoader(make_pairs(sizes), batch_size=100, patch=8, samples=4000))
-    assert drawn_by_area.float().mean() > 0.99
 
 
 def test_an_epoch_goes_on_where_it_stopped() -> None:

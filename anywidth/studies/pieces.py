@@ -1,0 +1,115 @@
+"""Training in pieces: a run goes on where it was left, and keeps what each piece took."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from anywidth.config import Config, from_json, to_json
+from anywidth.distributed import local_device
+from anywidth.errors import AnywidthError
+from anywidth.files import read_json, write_json
+from anywidth.recipes import TrainingConfig
+from anywidth.run import Run
+from anywidth.studies.provenance import provenance
+
+_PIECES = "pieces.json"
+
+Piece = dict[str, Any]
+"""Steps, the seconds they took (loading, capturing and validating are in them), provenance."""
+
+AnyTask = TypeVar("AnyTask", bound=TrainingConfig)
+
+
+def open_run(
+    folder: Path, config: Config, unread: Collection[str] = (), option: str = "--out"
+) -> Run:
+    """A new run, or the one that is there if it was begun with the same configuration.
+
+    Args:
+        folder: of the run.
+        config: what to train.
+        unread: fields that may differ: they say how to train and not what, or nobody reads them.
+        option: of the command line, which chose the folder.
+    """
+    if not (folder / "config.json").exists():
+        return Run.create(folder, config)
+    run = Run.open(folder, writing=True)
+    check_same(run, config, unread, option)
+    return run
+
+
+def check_same(
+    run: Run, config: Config, unread: Collection[str] = (), option: str = "--out"
+) -> None:
+    """Refuses a run that was begun with another configuration; arguments as for `open_run`."""
+    wanted, begun = to_json(config), to_json(from_json(type(config), run.config_data))
+    other = sorted({name for name in wanted if begun[name] != wanted[name]} - set(unread))
+    if other:
+        named = ", ".join(f"{name} {begun[name]!r}, not {wanted[name]!r}" for name in other)
+        raise AnywidthError(
+            f"{run.folder} was begun with {named}: repeat the options it was begun with, or choose "
+            f"another {option}"
+        )
+
+
+def train_piece(
+    run: Run,
+    config: AnyTask,
+    train_run: Callable[[Run, AnyTask], bool],
+    deadline: float | None = None,
+) -> tuple[bool, Piece]:
+    """Trains until the end or the deadline; whether it is done, and what was done.
+
+    Args:
+        run: to go on with.
+        config: of the run.
+        train_run: of its task; it saves a checkpoint and returns false when asked to stop.
+        deadline: by `time.time`.
+    """
+    if run.finished or (deadline is not None and time.time() >= deadline):
+        return run.finished, {"steps": 0, "seconds": 0.0}
+    begun = run.load_checkpoint()
+    started = time.monotonic()
+    with terminated_at(deadline):
+        is_done = train_run(run, config)
+    seconds = time.monotonic() - started
+    ended = run.load_checkpoint()
+    steps = (ended.step if ended else 0) - (begun.step if begun else 0)
+    made_by = provenance(local_device(config.device))
+    piece = {"steps": steps, "seconds": round(seconds, 1), **made_by}
+    write_json(run.folder / _PIECES, {"pieces": [*read_pieces(run.folder), piece]})
+    return is_done, piece
+
+
+@contextlib.contextmanager
+def terminated_at(deadline: float | None) -> Iterator[None]:
+    """Sends SIGTERM to this process at a `time.time`, which the training loop takes to stop."""
+    if deadline is None:
+        yield
+        return
+    wait = max(0.0, deadline - time.time())
+    alarm = threading.Timer(wait, os.kill, (os.getpid(), signal.SIGTERM))
+    alarm.daemon = True
+    alarm.start()
+    try:
+        yield
+    finally:
+        alarm.cancel()
+
+
+def read_pieces(folder: Path) -> list[Piece]:
+    """What each piece of a run took, and the versions and device that made it."""
+    path = folder / _PIECES
+    return list(read_json(path)["pieces"]) if path.exists() else []
+
+
+def steps_per_second(pieces: Sequence[Piece]) -> float:
+    seconds = sum(piece["seconds"] for piece in pieces)
+    return float(sum(piece["steps"] for piece in pieces) / seconds) if seconds else 0.0
