@@ -175,7 +175,13 @@ def saved_spectrum(run: Run) -> Spectrum:
     path = run.folder / _SPECTRUM
     if not path.exists():
         raise AnywidthError(f"{run.folder} has no spectrum yet: anywidth spectrum {run.folder}")
-    return Spectrum.from_json(read_json(path))
+    try:
+        return Spectrum.from_json(read_json(path))
+    except AnywidthError as error:
+        named = "" if str(path) in str(error) else f"{path}: "
+        raise AnywidthError(
+            f"{named}{error}; make it anew: anywidth spectrum {run.folder}"
+        ) from error
 
 
 def saved_spectra(runs: Sequence[Run]) -> list[Spectrum]:
@@ -190,6 +196,8 @@ def saved_spectra(runs: Sequence[Run]) -> list[Spectrum]:
         alike = series.setdefault((one.name, one.kind), {})
         alike.setdefault(_recipe(run, one), []).append(position)
     for recipes in series.values():
+        for positions in recipes.values():
+            _check_differ([runs[position] for position in positions])
         if len(recipes) > 1:
             labels = _folder_names([runs[positions[0]].folder for positions in recipes.values()])
             for label, positions in zip(labels, recipes.values(), strict=True):
@@ -198,6 +206,19 @@ def saved_spectra(runs: Sequence[Run]) -> list[Spectrum]:
                     name = f"{spectra[position].name} ({label}{others})"
                     spectra[position] = replace(spectra[position], name=name)
     return spectra
+
+
+def _check_differ(runs: Sequence[Run]) -> None:
+    """Refuses to count one training as two seeds."""
+    known: dict[tuple[object, object], Run] = {}
+    for run in runs:
+        key = run.config_data.get("seed"), run.config_data.get("width")
+        if key in known:
+            raise AnywidthError(
+                f"{known[key].folder} and {run.folder} are the same training, seed {key[0]}: leave "
+                "one out, or train one with another --seed"
+            )
+        known[key] = run
 
 
 def _recipe(run: Run, found: Spectrum) -> str:

@@ -9,7 +9,8 @@
 
 A checkpoint is built under a temporary name and renamed once it is on the disk, and it is only
 used if every file has the size and checksum in its manifest. So a kill at any moment costs the
-steps since the last checkpoint and nothing else. One process at a time may write to a run.
+steps since the last checkpoint and nothing else. One process at a time may train a run: who creates
+it, or opens it for writing, holds it until the `Run` is gone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anywidth.config import Config, to_json
+from anywidth.config import Config, ConfigType, from_json, to_json
 from anywidth.errors import AnywidthError
 from anywidth.files import (
     decode_tensors,
@@ -49,6 +50,7 @@ from anywidth.files import (
     write_atomically,
     write_json,
 )
+from anywidth.folder_lock import FolderLock, lock_folder
 
 Tensors = Mapping[str, Tensor]
 Metadata = Mapping[str, str]
@@ -91,6 +93,7 @@ class Run:
         self.plots_folder = folder / "plots"
         self._checkpoints = folder / "checkpoints"
         self._writing = writing
+        self._lock: FolderLock | None = None
         self._refused: set[Path] = set()
 
     @classmethod
@@ -101,6 +104,7 @@ class Run:
         if folder.exists() and not folder.is_dir():
             raise AnywidthError(f"{folder} is a file; choose another folder with --out")
         folder.mkdir(parents=True, exist_ok=True)
+        lock = lock_folder(folder)
         if not all(is_leftover(path) for path in folder.iterdir()):
             raise AnywidthError(
                 f"{folder} is not empty; continue the run in it with --resume {folder}, or choose "
@@ -109,7 +113,9 @@ class Run:
         remove_leftovers(folder)
         write_json(folder / "config.json", data)
         sync_folder(folder.parent)
-        return cls(folder, data, writing=True)
+        run = cls(folder, data, writing=True)
+        run._lock = lock
+        return run
 
     @classmethod
     def open(cls, folder: str | Path, *, writing: bool = False) -> Run:
@@ -128,11 +134,19 @@ class Run:
                 f"{folder} is not a run: config.json is missing; start one with "
                 f"`anywidth train --out {folder}`"
             )
-        data = read_json(folder / "config.json")
+        run = cls(folder, read_json(folder / "config.json"), writing)
         if writing:
+            run._lock = lock_folder(folder)
             remove_leftovers(folder)
             remove_leftovers(folder / "checkpoints")
-        return cls(folder, data, writing)
+        return run
+
+    def read_config(self, kind: type[ConfigType]) -> ConfigType:
+        """The configuration in config.json; errors name the file."""
+        try:
+            return from_json(kind, self.config_data)
+        except AnywidthError as error:
+            raise AnywidthError(f"{self.folder / 'config.json'}: {error}") from error
 
     @classmethod
     def open_finished(cls, folder: str | Path, *, writing: bool = False) -> Run:
@@ -306,7 +320,13 @@ class Run:
     def state(self) -> dict[str, Any]:
         """The JSON data saved with the finished network, or with the newest checkpoint."""
         if self.finished:
-            state: dict[str, Any] = read_json(self.folder / _FINISHED)["state"]
+            path = self.folder / _FINISHED
+            state = read_json(path).get("state")
+            if not isinstance(state, dict):
+                raise AnywidthError(
+                    f"{path}: no state in it, so the finished run is damaged; restore it from a "
+                    "copy, or train again with another --out"
+                )
             return state
         return self._newest().state
 
@@ -315,6 +335,8 @@ class Run:
         try:
             return load_tensors(path)
         except AnywidthError as error:
+            if isinstance(error.__cause__, PermissionError):
+                raise  # the file may well be whole
             problem = str(error) if path.exists() else f"{path} is missing"
             mend = "restore it from a copy, or train again with another --out"
             if self._checkpoint_folders():

@@ -130,12 +130,9 @@ class Spectrum:
         if version != _VERSION:
             raise AnywidthError(f"a spectrum of version {version!r}: expected version {_VERSION}")
         try:
-            points = tuple(
-                SpectrumPoint(**{**point, "channels": ChannelConfig.from_json(point["channels"])})
-                for point in data["points"]
-            )
-            return Spectrum(data["name"], points, data["kind"])
-        except (KeyError, TypeError, AttributeError) as error:
+            points = tuple(_point(dict(point)) for point in data["points"])
+            return Spectrum(str(data["name"]), points, data["kind"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise AnywidthError(f"a damaged spectrum: {type(error).__name__}: {error}") from error
 
     def to_csv(self, path: str | Path) -> None:
@@ -180,6 +177,19 @@ class Spectrum:
         return Spectrum(path.stem if name is None else name, tuple(points), kind)
 
 
+def _point(data: dict[str, Any]) -> SpectrumPoint:
+    """A point of `Spectrum.to_json`; what is not a number there raises here."""
+    width, latency = data["width"], data["latency_ms"]
+    return SpectrumPoint(
+        None if width is None else float(width),
+        ChannelConfig.from_json(data["channels"]),
+        int(data["macs"]),
+        int(data["parameters"]),
+        {str(name): float(value) for name, value in data["metrics"].items()},
+        None if latency is None else float(latency),
+    )
+
+
 def spectrum(
     model: nn.Module,
     evaluate: Callable[[nn.Module], Mapping[str, float]],
@@ -213,24 +223,29 @@ def spectrum(
         >>> result.to_csv("spectrum.csv")
     """
     widths = width_list(widths, "spectrum")
+    state = state_of(model)
     modes = {module: module.training for module in model.modules()}
     measured: dict[ChannelConfig, tuple[dict[str, float], float | None]] = {}
     points = []
     try:
         model.eval()
         _check_statistics(model, widths)
+        # The widest first: what is left then takes no longer than it seems to.
+        configs = {state.resolve(width): width for width in reversed(widths)}
+        order = sorted(configs, key=lambda config: -macs(model, config))
         with torch.no_grad():
-            for width in _tracked(widths) if progress else widths:
+            for config in _tracked(order) if progress else order:
                 model.eval()
-                with at_width(model, width) as config:
-                    if config not in measured:
-                        metrics = _numbers(evaluate(model))
-                        time = _latency(model, config) if measure_latency else None
-                        measured[config] = metrics, time
-                metrics, time = measured[config]
-                uniform = None if isinstance(width, ChannelConfig) else float(width)
-                costs = macs(model, config), parameter_count(model, config)
-                points.append(SpectrumPoint(uniform, config, *costs, dict(metrics), time))
+                with at_width(model, configs[config]):
+                    metrics = _numbers(evaluate(model))
+                    time = _latency(model, config) if measure_latency else None
+                measured[config] = metrics, time
+        for width in widths:
+            config = state.resolve(width)
+            metrics, time = measured[config]
+            uniform = None if isinstance(width, ChannelConfig) else float(width)
+            costs = macs(model, config), parameter_count(model, config)
+            points.append(SpectrumPoint(uniform, config, *costs, dict(metrics), time))
     finally:
         for module, training in modes.items():
             module.training = training
@@ -271,7 +286,6 @@ def _latency(model: nn.Module, config: ChannelConfig) -> float:
 
 def _check_statistics(model: nn.Module, widths: Sequence[Width]) -> None:
     """Reading a norm's statistics raises where there are none: better now than hours later."""
-    state_of(model)
     norms = [module for module in model.modules() if is_switched_norm(module)]
     for width in widths:
         with at_width(model, width):
@@ -279,12 +293,12 @@ def _check_statistics(model: nn.Module, widths: Sequence[Width]) -> None:
                 _ = norm.running_mean
 
 
-def _tracked(widths: Sequence[Width]) -> Iterable[Width]:
+def _tracked(configs: Sequence[ChannelConfig]) -> Iterable[ChannelConfig]:
     with contextlib.suppress(ImportError):
         from anywidth.progress import tracked
 
-        return tracked(widths, "evaluating widths")
-    return widths
+        return tracked(configs, "evaluating widths")
+    return configs
 
 
 def _numbers(metrics: Any) -> dict[str, float]:

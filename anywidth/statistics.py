@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -33,6 +33,7 @@ def calibrate(
     method: Method = "exact",
     samples: int | None = None,
     momentum: float = 0.1,
+    progress: Callable[[int], None] | None = None,
 ) -> None:
     """Computes batch-norm statistics of some widths over training samples, and keeps them.
 
@@ -50,6 +51,7 @@ def calibrate(
             the paper, m = (t - 1) / t for batches of one size. `"moving"` is equation 5.
         samples: stop after so many; about a thousand random ones do nearly as well as all.
         momentum: weight of a new batch in a moving average.
+        progress: called after each pass with the number of passes there were.
 
     Widths calibrated before keep their statistics; the same width is computed anew. If anything
     fails, or a statistic comes out as NaN or infinite, the statistics are as they were.
@@ -78,7 +80,7 @@ def calibrate(
             _RepeatedNorms(None if method == "exact" else momentum) as repeated,
             torch.no_grad(),
         ):
-            seen = 0
+            seen, passes = 0, 0
             for inputs in calibration_batches(loader, model, samples):
                 count = inputs[0].shape[0]
                 seen += count
@@ -92,6 +94,9 @@ def calibrate(
                     model(*inputs)
                     if seen == count and config == mine[0] and repeated.found(norms):
                         model(*inputs)  # anew, each use with a share of its own
+                    passes += 1
+                    if progress is not None:
+                        progress(passes)
         if seen == 0:
             raise AnywidthError("calibrate() got no data: the loader is empty")
     _share(model, norms, labels, mine, fresh)

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
@@ -168,7 +169,7 @@ def load_checkpoint(run: Run, step: SandwichStep) -> int:
     checkpoint = run.load_checkpoint()
     if checkpoint is None:
         return 0
-    load_weights(step.model, checkpoint.tensors["model"])
+    load_weights(step.model, checkpoint.tensors["model"], run.folder)
     load_statistics(step.model, checkpoint.tensors["statistics"], checkpoint.metadata["statistics"])
     step.optimizer.load_state_dict(
         unflatten_state(checkpoint.tensors["optimizer"], checkpoint.state["optimizer"])
@@ -179,13 +180,27 @@ def load_checkpoint(run: Run, step: SandwichStep) -> int:
     return checkpoint.step
 
 
-def load_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    try:
-        model.load_state_dict(tensors, strict=True)
-    except RuntimeError as error:
+def load_weights(model: nn.Module, tensors: dict[str, Tensor], run: Path) -> None:
+    """Gives a network the weights of a run, or says in what they are another's."""
+    own = model.state_dict()
+    reshaped = [name for name in own if name in tensors and own[name].shape != tensors[name].shape]
+    found = {
+        "lacking": [name for name in own if name not in tensors],
+        "unknown": [name for name in tensors if name not in own],
+        "of other shape": reshaped,
+    }
+    if any(found.values()):
+        named = "; ".join(f"{what}: {_few(names)}" for what, names in found.items() if names)
         raise AnywidthError(
-            f"these weights are not of {type(model).__name__} as configured: {error}"
-        ) from error
+            f"{run}: its weights are not of {type(model).__name__} as its config.json has it "
+            f"({named}); were files of another run copied into it?"
+        )
+    model.load_state_dict(tensors)
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _read(values: dict[str, Tensor]) -> dict[str, float]:

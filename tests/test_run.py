@@ -2,6 +2,7 @@
 
 import errno
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -10,10 +11,12 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import numpy
 import pytest
@@ -145,6 +148,44 @@ def test_a_run_opened_for_reading_saves_nothing_and_removes_nothing(tmp_path: Pa
     assert leftover.exists()
     Run.open(tmp_path, writing=True)
     assert not leftover.exists()
+
+
+def test_a_run_has_one_writer(tmp_path: Path) -> None:
+    """Another process is refused while this one may write, and not a moment longer."""
+    script = "import sys; from anywidth.run import Run; Run.open(sys.argv[1], writing=True)"
+
+    def other() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", script, str(tmp_path)]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    run = run_with(tmp_path, 10)
+    assert f"{tmp_path}: another process is training this run" in other().stderr
+    again = Run.open(tmp_path, writing=True)
+    del run
+    assert other().returncode == 1
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    del again
+    assert other().returncode == 0, "a worker that lives on holds the run"
+    child.kill()
+
+
+def test_errors_of_a_run_name_the_file(tmp_path: Path) -> None:
+    run = run_with(tmp_path, 10)
+    run.save_final({"model": tensors_at(12)["model"], "statistics": {}}, {})
+    (tmp_path / "finished.json").write_text("{}")
+    with pytest.raises(AnywidthError, match=r"finished\.json: no state in it"):
+        run.state()
+    run.config_data["epochs"] = "x"
+    with pytest.raises(AnywidthError, match=r"config\.json: field 'epochs' is 'x'"):
+        run.read_config(Settings)
+    unreadable = AnywidthError("model.safetensors: cannot be read (Permission denied)")
+    unreadable.__cause__ = PermissionError()
+    with (
+        mock.patch("anywidth.run.load_tensors", side_effect=unreadable),
+        pytest.raises(AnywidthError, match=r"\(Permission denied\)$"),
+    ):
+        run.model_tensors()
 
 
 def test_looking_at_a_run_does_not_disturb_who_writes_to_it(tmp_path: Path) -> None:

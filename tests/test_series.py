@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from command_line import succeed
+from command_line import command, succeed
 
 from anywidth.files import write_json
 from anywidth.run import Run
@@ -43,6 +43,30 @@ def test_runs_of_one_recipe_are_a_series_and_others_are_told_apart(tmp_path: Pat
     namesake = with_spectrum(tmp_path / "other" / "longer", 40.0, epochs=40)
     succeed("compare", longer, namesake, *plot)
     assert f"US-net ({namesake})" in (tmp_path / "plot.svg").read_text()
+
+
+def test_one_training_is_not_two_seeds(tmp_path: Path) -> None:
+    first = with_spectrum(tmp_path / "first", 10.0)
+    again = with_spectrum(tmp_path / "again", 10.0, device="cpu")
+    for other in (first, again):
+        answer = command("compare", first, other, "--out", tmp_path / "plot.svg")
+        assert answer.code == 2
+        assert f"{first} and {other} are the same training, seed 0" in answer.errors
+
+
+def test_a_damaged_spectrum_is_named(tmp_path: Path) -> None:
+    first, second = (with_spectrum(tmp_path / str(seed), 10.0, seed=seed) for seed in (0, 1))
+    path = second / "spectrum.json"
+    for damaged in (
+        path.read_text().replace('"macs": 1000', '"macs": "many"'),
+        path.read_text().replace('"points"', '"dots"'),
+        path.read_text()[:40],
+    ):
+        path.write_text(damaged)
+        answer = command("compare", first, second, "--out", tmp_path / "plot.svg")
+        assert answer.code == 2
+        assert answer.errors.count(str(path)) == 1
+        assert f"make it anew: anywidth spectrum {second}" in answer.errors
 
 
 def test_individual_networks_of_several_widths_are_one_series(tmp_path: Path) -> None:

@@ -315,9 +315,13 @@ def test_a_finished_run_trains_no_further(tmp_path: Path) -> None:
     assert again.step.count == 12
 
 
-def test_weights_of_another_network_are_refused() -> None:
-    with pytest.raises(aw.AnywidthError, match="not of Sequential as configured"):
-        load_weights(converted(), {"0.weight": torch.zeros(3)})
+def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
+    named = r"run: .* not of Sequential .*lacking: 1\.weight, 1\.bias, 1\.running_mean and \d+ more"
+    named += r"; unknown: other; of other shape: 0\.weight"
+    with pytest.raises(aw.AnywidthError, match=named):
+        load_weights(
+            converted(), {"0.weight": torch.zeros(3), "other": torch.zeros(1)}, tmp_path / "run"
+        )
 
 
 def test_the_configuration_is_on_disk_with_its_version(uninterrupted: Path) -> None:

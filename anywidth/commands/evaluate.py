@@ -38,7 +38,7 @@ Widths = Annotated[
     str | None,
     typer.Option(
         help="first:last:step, a list such as 0.25,0.5,1.0, or `every`: one for each choice of "
-        "channels there is."
+        "channels there is. If not given, every 0.025 of the run's range."
     ),
 ]
 
@@ -46,8 +46,12 @@ Widths = Annotated[
 def calibrate(
     run: RunFolder,
     widths: Widths = None,
-    samples: Annotated[int | None, typer.Option(help="Training images; if not given, all.")] = None,
-    method: Annotated[str | None, typer.Option(help="exact or moving.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Training images; if not given, the run's own number.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="exact or moving averages; if not given, the run's own.")
+    ] = None,
     device: Device = "auto",
     data_dir: DataDir = None,
 ) -> None:
@@ -62,8 +66,7 @@ def calibrate(
         return
     trained = open_trained(run, device, data_dir=data_dir)
     chosen = _chosen(trained, widths)
-    with console.status(f"Calibrating {_counted(chosen)}"):
-        trained.calibrate(chosen, samples, method)
+    trained.calibrate(chosen, samples, method)
     shown = ", ".join(str(shown_width(trained, width)) for width in chosen)
     say(f"{_counted(chosen)} calibrated: {shown}")
 
@@ -92,8 +95,7 @@ def spectrum(
     trained = open_trained(run, device, data_dir=data_dir, eval_dir=eval_dir)
     chosen = _chosen(trained, widths)
     if needed := widths_to_calibrate(trained, chosen):
-        with console.status(f"Calibrating {_counted(needed)}"):
-            trained.calibrate(needed)
+        trained.calibrate(needed)
     before = _earlier(trained.run)
     found = run_spectrum(trained, chosen, latency)
     console.print(spectrum_table(found))

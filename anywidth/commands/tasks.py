@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar
 
 from anywidth.commands.crops import crop_sections
 from anywidth.commands.places import moved
-from anywidth.config import from_json
 from anywidth.errors import AnywidthError
 from anywidth.recipes import TrainingConfig
 from anywidth.report import Section
@@ -106,8 +105,8 @@ def task_of(folder: Path) -> Task[Any]:
 
 def config_of(folder: Path) -> TrainingConfig:
     """The configuration a run was started with."""
-    data = Run.open(folder).config_data
-    config: TrainingConfig = from_json(task_named(data.get("task")).config, data)
+    run = Run.open(folder)
+    config: TrainingConfig = run.read_config(task_named(run.config_data.get("task")).config)
     return config
 
 

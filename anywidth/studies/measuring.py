@@ -36,7 +36,7 @@ def measure(
     """The spectra of one measurement, by part; the run on disk stays as it was trained."""
     model, config = trained.model, trained.config
     # An earlier measurement has left its statistics; the full width's are in the weights.
-    load_weights(model, trained.run.model_tensors())
+    load_weights(model, trained.run.model_tensors(), trained.run.folder)
     load_statistics(model, *trained.run.load_part("statistics"))
     parts = _widths(plan_of(model), config, measurement, network)
     if measurement.statistics == "cut":

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from anywidth.config import Config, from_json, to_json
+from anywidth.config import Config, to_json
 from anywidth.distributed import local_device
 from anywidth.errors import AnywidthError
 from anywidth.files import read_json, write_json
@@ -49,7 +49,7 @@ def check_same(
     run: Run, config: Config, unread: Collection[str] = (), option: str = "--out"
 ) -> None:
     """Refuses a run that was begun with another configuration; arguments as for `open_run`."""
-    wanted, begun = to_json(config), to_json(from_json(type(config), run.config_data))
+    wanted, begun = to_json(config), to_json(run.read_config(type(config)))
     other = sorted({name for name in wanted if begun[name] != wanted[name]} - set(unread))
     if other:
         named = ", ".join(f"{name} {begun[name]!r}, not {wanted[name]!r}" for name in other)

@@ -6,6 +6,7 @@ The same code trains a universally slimmable network (US-Net), a slimmable one w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anywidth.config import from_json
 from anywidth.convert import at_width, plan_of, slimmable, track_statistics
 from anywidth.data.augment import Augmentation
 from anywidth.data.classification import ClassificationData, Loader, load_classification
@@ -27,6 +27,7 @@ from anywidth.extraction import extract_quietly
 from anywidth.fast_layers import use_kernels
 from anywidth.model_spec import load_model
 from anywidth.models.building import initialize
+from anywidth.progress import training_progress
 from anywidth.run import Run
 from anywidth.sampling import Sampling
 from anywidth.statistics import calibrate, load_statistics, statistics_to_tensors
@@ -347,7 +348,10 @@ class TrainedClassifier:
             raise AnywidthError(f"samples={samples}: batch statistics need at least 2")
         loader = calibration_images(self._loaded(), self.config, samples)
         chosen: Any = method or self.config.calibration_method
-        calibrate(self.model, loader, widths, method=chosen)
+        networks = len({plan_of(self.model).resolve(width) for width in widths})
+        mine = math.ceil(networks / world_size())
+        with training_progress(len(loader) * mine, description="calibrating") as shown:
+            calibrate(self.model, loader, widths, method=chosen, progress=shown.update)
         if rank() == 0:
             statistics = statistics_to_tensors(self.model)
             self.run.save_statistics(*statistics, model=self.model.state_dict())
@@ -372,12 +376,12 @@ def open_trained(
     A `config` given stands for the run's own: its data may lie elsewhere by now.
     """
     run = Run.open_finished(folder, writing=rank() == 0)
-    config = config or from_json(ClassificationConfig, run.config_data)
+    config = config or run.read_config(ClassificationConfig)
     place = local_device(device)
     state = run.state()
     channels, height, width = state["input_shape"]
     model = build_model(config, len(state["classes"]), (channels, height, width))
-    load_weights(model, run.model_tensors())
+    load_weights(model, run.model_tensors(), run.folder)
     load_statistics(model, *run.load_part("statistics"))
     model.to(place).eval()
     if place.type == "cuda":

@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from anywidth.config import from_json
 from anywidth.convert import at_width
 from anywidth.distributed import local_device, rank, world_size
 from anywidth.errors import AnywidthError
@@ -236,9 +235,9 @@ def open_trained(
 ) -> TrainedPolicy:
     """Loads a finished run for evaluating or playing; its data are games, made when asked for."""
     run = Run.open_finished(folder, writing=rank() == 0)
-    config = config or from_json(ReinforcementConfig, run.config_data)
+    config = config or run.read_config(ReinforcementConfig)
     state = run.state()
     model = build_model(config, state["actions"], tuple(state["observation_shape"]))
-    load_weights(model, run.model_tensors())
+    load_weights(model, run.model_tensors(), run.folder)
     model.to(local_device(device)).eval()
     return TrainedPolicy(run, config, model)

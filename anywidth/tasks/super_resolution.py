@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anywidth.config import from_json
 from anywidth.convert import at_width, slimmable
 from anywidth.data.patches import PatchLoader
 from anywidth.data.super_resolution import BUNDLED, PicturePairs, find_images, load_pairs
@@ -316,8 +315,8 @@ def open_trained(
     A `config` given stands for the run's own: its pictures may lie elsewhere by now.
     """
     run = Run.open_finished(folder, writing=rank() == 0)
-    config = config or from_json(SuperResolutionConfig, run.config_data)
+    config = config or run.read_config(SuperResolutionConfig)
     model = build_model(config)
-    load_weights(model, run.model_tensors())
+    load_weights(model, run.model_tensors(), run.folder)
     model.to(local_device(device)).eval()
     return TrainedUpscaler(run, config, model, load_evaluation_sets(config) if with_data else None)
