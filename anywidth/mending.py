@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from anywidth.groups import AttributeSlot, Plan, Segment
+from dataclasses import replace
+
+from anywidth.groups import AttributeSlot, ChannelGroup, Plan, Segment
 from anywidth.state import state_of
 from anywidth.trial import Failure, Trial, only
 from anywidth.width import ChannelConfig
@@ -13,25 +15,63 @@ def mend(trial: Trial, group: str, failure: Failure) -> bool:
 
     The graph does not show where a size was worked out in Python: a number that a module keeps
     as an attribute, or the width of one tensor used to reshape another. Either can be said in the
-    plan; whether it is true is found by running it.
+    plan; whether it is true is found by running it. No more is said than it takes: an attribute
+    may have the group's size by chance.
     """
+    plan, slots = trial.plan, _fitting_attributes(trial, group, failure)
+    sets = [[slot] for slot in slots] + ([slots] if len(slots) > 1 else [])
+    attempts = [(chosen, False) for chosen in sets] + [([], True)]
+    attempts += [(chosen, True) for chosen in sets]
+    for chosen, is_tied in attempts:
+        ties = _tied_groups(plan, group) if is_tied else {}
+        if ties is None or not _runs_with(trial, group, failure, chosen, ties):
+            continue
+        for slot in list(chosen):
+            fewer = [other for other in chosen if other != slot]
+            if fewer and _runs_with(trial, group, failure, fewer, ties):
+                chosen = fewer
+        plan.attributes = plan.attributes + chosen
+        plan.groups |= ties
+        plan.notes += _notes(plan, group, chosen, ties)
+        state_of(trial.model).forget()
+        return True
+    return False
+
+
+def _runs_with(
+    trial: Trial,
+    group: str,
+    failure: Failure,
+    slots: list[AttributeSlot],
+    ties: dict[str, ChannelGroup],
+) -> bool:
+    """Whether the network runs with these attributes and ties; the plan is left as it was."""
     plan, state = trial.plan, state_of(trial.model)
-    groups, attributes = dict(plan.groups), list(plan.attributes)
-    for changes in ((_bind_attributes,), (_tie_neighbours,), (_bind_attributes, _tie_neighbours)):
-        notes = [change(trial, group, failure) for change in changes]
-        if None not in notes:
-            state.forget()
-            config = _narrowed(plan, group, failure.config)
-            failing = trial.training_failure if failure.is_training else trial.failure
-            if failing(config) is None:
-                plan.notes += [note for note in notes if note is not None]
-                return True
+    groups, attributes = plan.groups, plan.attributes
+    plan.groups, plan.attributes = groups | ties, attributes + slots
+    state.forget()
+    try:
+        config = _narrowed(plan, group, failure.config)
+        failing = trial.training_failure if failure.is_training else trial.failure
+        return failing(config) is None
+    finally:
         # While the attributes still follow: once unbound nothing would write them back.
         state.set(trial.model, plan.full)
-        plan.groups, plan.attributes = dict(groups), list(attributes)
+        plan.groups, plan.attributes = groups, attributes
         state.forget()
         state.set(trial.model, plan.full)
-    return False
+
+
+def _notes(
+    plan: Plan, group: str, slots: list[AttributeSlot], ties: dict[str, ChannelGroup]
+) -> list[str]:
+    found = []
+    if slots:
+        names = ", ".join(f"{slot.module}.{slot.attribute}".lstrip(".") for slot in slots)
+        found.append(f"the attribute {names} follows {group}, as running it showed")
+    if ties:
+        found.append(f"{', '.join(ties)} shrink with {plan.root(group)}, as running it showed")
+    return found
 
 
 def _narrowed(plan: Plan, group: str, config: ChannelConfig) -> ChannelConfig:
@@ -44,27 +84,22 @@ def _narrowed(plan: Plan, group: str, config: ChannelConfig) -> ChannelConfig:
     return only(plan, plan.full.replace({root: size}), [root])
 
 
-def _bind_attributes(trial: Trial, group: str, failure: Failure) -> str | None:
-    """Lets attributes of the failing modules that equal the group's size follow it."""
+def _fitting_attributes(trial: Trial, group: str, failure: Failure) -> list[AttributeSlot]:
+    """Attributes of the failing modules that equal the group's size, to follow it."""
     plan = trial.plan
     channels, unit = plan.groups[group].channels, plan.groups[group].unit
     known = {(slot.module, slot.attribute) for slot in plan.attributes}
-    found = []
-    for path in failure.modules:
-        for name, value in vars(trial.model.get_submodule(path)).items():
-            fits = isinstance(value, int) and not isinstance(value, bool)
-            hidden = name.startswith("_") or (path, name) in known
-            if fits and not hidden and value == channels:
-                plan.attributes.append(AttributeSlot(path, name, (Segment(group, unit),)))
-                found.append(f"{path}.{name}".lstrip("."))
-    if not found:
-        return None
-    return f"the attribute {', '.join(found)} follows {group}, as running it showed"
+    return [
+        AttributeSlot(path, name, (Segment(group, unit),))
+        for path in failure.modules
+        for name, value in vars(trial.model.get_submodule(path)).items()
+        if isinstance(value, int) and not isinstance(value, bool) and value == channels
+        if not name.startswith("_") and (path, name) not in known
+    ]
 
 
-def _tie_neighbours(trial: Trial, group: str, failure: Failure) -> str | None:
-    """Lets the group shrink with those of its size that a layer connects it to."""
-    plan = trial.plan
+def _tied_groups(plan: Plan, group: str) -> dict[str, ChannelGroup] | None:
+    """The group and those of its size that a layer connects it to, tied; None without any."""
     own = plan.groups[group]
     layers = {*own.makers, *own.readers}
     near = [
@@ -79,12 +114,8 @@ def _tie_neighbours(trial: Trial, group: str, failure: Failure) -> str | None:
     if len(roots) < 2:
         return None
     # The coarsest group leads: its counts are valid for all the others.
-    lead = max(roots, key=lambda name: plan.groups[name].unit)
-    for name in roots:
-        if name != lead:
-            if plan.groups[name].channels != plan.groups[lead].channels:
-                return None
-            if plan.groups[lead].unit % plan.groups[name].unit:
-                return None
-            plan.tie(name, lead, 1)
-    return f"{', '.join(r for r in roots if r != lead)} shrink with {lead}, as running it showed"
+    lead = max((plan.groups[name] for name in roots), key=lambda other: other.unit)
+    tied = [plan.groups[name] for name in roots if name != lead.name]
+    if any(other.channels != lead.channels or lead.unit % other.unit for other in tied):
+        return None
+    return {other.name: replace(other, tied=(lead.name, 1)) for other in tied}

@@ -16,6 +16,7 @@ from anywidth.extraction import extract_quietly
 from anywidth.groups import Plan
 from anywidth.layers import uncalibrated_allowed
 from anywidth.state import state_of
+from anywidth.trace.graph import misread_groups
 from anywidth.width import ChannelConfig
 
 TOLERANCE = 1e-4
@@ -83,6 +84,13 @@ class Trial:
             modules = _running_modules(twin, error)
             return Failure(config, _message(error), modules, is_training=True)
         return None
+
+    def misread_groups(self) -> dict[str, str]:
+        """Groups whose channels the narrowest network puts elsewhere than the plan thinks."""
+        config = self.plan.narrowest
+        whole, narrow = (extract_quietly(self.model, c) for c in (self.plan.full, config))
+        wrong = misread_groups(whole, narrow, config, self.batch)
+        return {name: message for name, message in wrong.items() if self.plan.can_narrow(name)}
 
     def is_random(self) -> bool:
         """Whether two passes over one input differ."""

@@ -20,18 +20,29 @@ def verify(model: nn.Module, *, strict: bool, example_input: Any = None) -> None
     model.eval()
     try:
         trial = make_trial(model, plan, example_inputs(model, plan, example_input))
-        while (failure := trial.first_failure()) is not None:
-            group = trial.culprit(failure)
-            if mend(trial, group, failure):
-                state.forget()
-                continue
-            if strict:
-                raise AnywidthError(
-                    f"group {group!r} cannot be narrowed: {failure.message}. Pin it with "
-                    f"plan.pin({group!r}), or convert with strict=False to have that done"
-                )
-            plan.pin(group, f"failed verification: {failure.message}")
-            plan.notes.append(f"{group} was pinned: {failure.message}")
+        was_mended = False
+        while True:
+            failure = trial.first_failure()
+            if failure is None:
+                # What was mended ran in no rehearsal before.
+                wrong = trial.misread_groups() if was_mended else {}
+                if not wrong:
+                    break
+                was_mended = False
+            else:
+                group = trial.culprit(failure)
+                if mend(trial, group, failure):
+                    was_mended = True
+                    continue
+                wrong = {group: failure.message}
+            for group, message in wrong.items():
+                if strict:
+                    raise AnywidthError(
+                        f"group {group!r} cannot be narrowed: {message}. Pin it with "
+                        f"plan.pin({group!r}), or convert with strict=False to have that done"
+                    )
+                plan.pin(group, f"failed verification: {message}")
+                plan.notes.append(f"{group} was pinned: {message}")
             state.forget()
     finally:
         state.forget()

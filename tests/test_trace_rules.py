@@ -53,6 +53,9 @@ PASSING = {
         x.flatten(2)).view_as(x),
     "gram_einsum": lambda x: torch.einsum("bchw,bchw->bc", x, x)[..., None, None],
     "max_over_positions": lambda x: x.amax((2, 3), keepdim=True),
+    "float": lambda x: x.float().relu().to(torch.float32),
+    "normalize": nn.functional.normalize,
+    "empty_slice": lambda x: torch.cat([x[:, :0], x], 1),
     "squeeze": lambda x: x.mean((2, 3), keepdim=True).squeeze(-1).squeeze(-1)[..., None, None],
 }  # fmt: skip
 
@@ -65,6 +68,12 @@ FIXING = {
     "unequal_split": (lambda x: torch.cat(x.split([5, 11], 1)[::-1], 1), "cut into unequal parts"),
     "index": (lambda x: x[:, torch.arange(15, -1, -1)], "indexed by index"),
     "unbind": (lambda x: torch.stack(x.unbind(1), 1), "taken apart by unbind"),
+    "outer_product": (
+        lambda x: (
+            torch.einsum("bchw,bdhw->bcdhw", x, x).flatten(1, 2).unflatten(1, (16, 16)).sum(2)
+        ),
+        "merged with other channels by flatten",
+    ),
     "constant": (lambda x: x + torch.arange(16.0).view(1, 16, 1, 1), "axis of constant size"),
 }
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from torch.fx import Node
+
 from anywidth.groups import AttributeSlot, Axis, ChannelGroup, CostTerm, Plan, Segment
 from anywidth.layers import attribute_slots
 from anywidth.trace.solver import Pieces, TracedAxis
 from anywidth.trace.value import Context, Traced
 
+# For each operation whose sizes are guessed: the full shape and the axes of each of its results.
+Guesses = dict[Node, list[tuple[tuple[int, ...], tuple[Axis, ...]]]]
 
-def build_plan(context: Context, tensors: dict[str, Traced], batch: int) -> Plan:
+
+def build_plan(context: Context, tensors: dict[str, Traced], batch: int) -> tuple[Plan, Guesses]:
     solver = context.solver
     names, units = _name_groups(context, tensors)
     makers = _layers_by_variable(context, context.makers)
@@ -39,6 +44,9 @@ def build_plan(context: Context, tensors: dict[str, Traced], batch: int) -> Plan
         return tuple(Segment(group_for(v), m) for v, m in pieces) if elastic else None
 
     def group_for(variable: int) -> str:
+        if variable not in names:  # a constant that was joined with channels: no tensor holds it
+            names[variable] = f"constant[{sum(name.startswith('constant[') for name in groups)}]"
+            units[variable] = 1
         name = names[variable]
         if name not in groups:
             size = solver.units(variable) * units[variable]
@@ -57,7 +65,7 @@ def build_plan(context: Context, tensors: dict[str, Traced], batch: int) -> Plan
         for path, name, axis, place in dict.fromkeys(context.attributes)
         if (segments := axis_of(axis)) is not None
     ]
-    return Plan(
+    plan = Plan(
         groups=groups,
         tensors=axes,
         shapes={name: value.shape for name, value in tensors.items()},
@@ -67,9 +75,20 @@ def build_plan(context: Context, tensors: dict[str, Traced], batch: int) -> Plan
         inputs=dict(context.inputs),
         outputs={layer: axis_of(axis) for layer, axis in context.makers},
         folds=list(context.folds),
-        activations=list(context.activations),
-        prologues=list(context.prologues),
     )
+    guesses = {
+        node: [
+            (value.shape, tuple(axis_of(axis) for axis in value.axes))
+            for value in (result if isinstance(result, list) else [result])
+        ]
+        for node, result in context.guesses.items()
+    }
+    narrowing = {
+        node: results
+        for node, results in guesses.items()
+        if any(axis is not None for _, axes in results for axis in axes)
+    }
+    return plan, narrowing
 
 
 def _layers_by_variable(

@@ -57,6 +57,8 @@ def _convolve(context: Context, a: Arguments, transposed: bool) -> Traced:
     inner = context.live(weight.axes[1]) if a.groups == 1 else None
     context.cost(counted, [(weight.shape[1], inner)], times=math.prod(weight.shape[2:]))
     context.makers.append((_owner(context, weight), made))
+    if context.is_learned(weight):
+        context.made.append(made)
     context.is_foldable = weight.scale_name is not None
     return value
 
@@ -73,6 +75,8 @@ def linear(context: Context, a: Arguments) -> Traced:
     value = Traced(value.shape, tuple(context.live(axis) for axis in value.axes))
     context.cost(value, [(a.input.shape[-1], context.live(inner))])
     context.makers.append((_owner(context, a.weight), context.live(made)))
+    if context.is_learned(a.weight):
+        context.made.append(made)
     # A norm after it takes axis 1 for the channels.
     context.is_foldable = a.weight.scale_name is not None and len(value.shape) == 2
     return value
@@ -146,15 +150,28 @@ def prelu(context: Context, a: Arguments) -> Traced:
 def embedding(context: Context, a: Arguments) -> Traced:
     context.solver.fix(a.weight.axes[0], "entries of an embedding")
     context.fix_all([a.indices], "is used as an index")
+    if context.is_learned(a.weight):
+        context.made.append(a.weight.axes[1])
     return context.output([*a.indices.axes, context.live(a.weight.axes[1])])
 
 
 def weight_norm(context: Context, a: Arguments) -> Traced:
-    for size, g, v in zip(a.g.shape, a.g.axes, a.v.axes, strict=True):
+    # Over the whole weight (dim=None) the magnitude is one number.
+    for size, g, v in zip(a.g.shape, a.g.axes, a.v.axes, strict=len(a.g.shape) > 0):
         if size > 1:
             context.unify(g, v)
     axes = tuple(context.live(axis) for axis in a.v.axes)
     return Traced(a.v.shape, axes, scale_name=a.g.scale_name)
+
+
+def recurrent(context: Context, a: Arguments) -> list[Traced]:
+    """Runs in full. Every weight meets every step once, and that is its cost."""
+    context.fix_all(list(vars(a).values()), f"read or made by the recurrent {context.op}")
+    sequence = a.input if hasattr(a, "input") else a.data
+    steps = math.prod(sequence.shape[:-1])
+    weights = sum(math.prod(w.shape) for w in a.params if len(w.shape) == 2)
+    context.cost(Traced((steps,), (None,)), [], times=weights)
+    return [Traced(shape_of(meta), (None,) * meta.dim()) for meta in context.meta]
 
 
 def _times(axis: TracedAxis, multiplicity: int) -> TracedAxis:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace as Arguments
 
 from anywidth.trace.solver import TracedAxis
@@ -17,6 +18,7 @@ def matmul(context: Context, a: Arguments) -> Traced:
     context.unify(first.axes[-1], inner)
     left = first.axes[-2:-1]
     right = second.axes[-1:] if len(second.shape) > 1 else ()
+    context.made += [*_learned(context, first, left), *_learned(context, second, right)]
     shape = shape_of(context.meta)
     batch_shape = shape[: len(shape) - len(left) - len(right)]
     batch = context.broadcast(
@@ -26,6 +28,12 @@ def matmul(context: Context, a: Arguments) -> Traced:
     value = context.output([*batch, *map(context.live, left), *map(context.live, right)])
     context.cost(value, [(first.shape[-1], context.live(first.axes[-1]))])
     return value
+
+
+def _learned(context: Context, tensor: Traced, axes: Sequence[TracedAxis]) -> list[TracedAxis]:
+    """Those axes of a factor that the product has from it alone, if it is a parameter."""
+    is_parameter = tensor.scale_name is not None and context.is_learned(tensor)
+    return list(axes) if is_parameter else []
 
 
 def addmm(context: Context, a: Arguments) -> Traced:
@@ -50,6 +58,9 @@ def einsum(context: Context, a: Arguments) -> Traced:
                     context.unify(axes[letter], axis) if sizes.get(letter, 1) > 1 else axis
                 )
                 sizes[letter] = size
+    for term, tensor in zip(terms, a.tensors, strict=True):
+        own = [axes[letter] for letter in term if left.count(letter) == 1]
+        context.made += _learned(context, tensor, own)
     axes = {letter: context.live(axis) for letter, axis in axes.items()}
     value = context.output([axes[letter] for letter in right])
     if len(terms) > 1:

@@ -15,6 +15,7 @@ from anywidth.trace.elementwise_rules import (
     along_dims,
     constant,
     elementwise,
+    nothing,
     reduction,
     spatial,
 )
@@ -26,6 +27,7 @@ from anywidth.trace.layer_rules import (
     layer_norm,
     linear,
     prelu,
+    recurrent,
     transposed_convolution,
     weight_norm,
 )
@@ -73,6 +75,7 @@ RULES: dict[str, Rule] = {
     **_rows(prelu, "prelu"),
     **_rows(embedding, "embedding"),
     **_rows(weight_norm, "_weight_norm"),
+    **_rows(recurrent, "gru lstm rnn_tanh rnn_relu"),
     **_rows(matmul, "matmul mm bmm"),
     **_rows(addmm, "addmm baddbmm"),
     **_rows(einsum, "einsum"),
@@ -93,6 +96,7 @@ RULES: dict[str, Rule] = {
     **_rows(
         constant, "new_zeros new_ones new_empty new_full zeros ones empty full arange rand randn"
     ),
+    **_rows(nothing, "_assert_tensor_metadata"),
     **_rows(along_dims, "roll flip"),
     **_rows(
         reduction,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import Node
 
 from anywidth.trace.solver import Pieces, Solver, TracedAxis, Unsplittable
 
@@ -25,15 +27,34 @@ class Traced:
     scale_name: str | None = None
 
 
+@dataclass(frozen=True)
+class Misreading:
+    """An operation that a rehearsal found to do other than guessed.
+
+    `dim` is the one dimension that narrows, if there is one; `times` how often a guess was wrong.
+    """
+
+    dim: int | None
+    times: int
+
+
 @dataclass
 class Context:
     """The state of one trace; rules report through it."""
 
     model: nn.Module
+    buffers: frozenset[str] = frozenset()
+    misread: dict[Node, Misreading] = field(default_factory=dict)
+    # Operations whose sizes were worked out in Python, with the results that rules guess.
+    guesses: dict[Node, Any] = field(default_factory=dict)
     solver: Solver = field(default_factory=Solver)
     # (layer, output axis) of every convolution and linear layer, in order.
     makers: list[tuple[str, TracedAxis]] = field(default_factory=list)
     readers: list[tuple[str, TracedAxis]] = field(default_factory=list)
+    # Axes that learned weights make, whether in a layer or not.
+    made: list[TracedAxis] = field(default_factory=list)
+    # Operations with weights that no cost was counted for.
+    uncounted: list[str] = field(default_factory=list)
     # (layer, constant factor, elastic axes, whether it is done once an example).
     costs: list[tuple[str, int, tuple[Pieces, ...], bool]] = field(default_factory=list)
     # (module, attribute, axis it follows, place in the attribute if that is a tuple).
@@ -43,10 +64,9 @@ class Context:
     folds: list[tuple[str, str]] = field(default_factory=list)
     # (batch norm, activation) where nothing but the activation reads the norm's output.
     activations: list[tuple[str, str]] = field(default_factory=list)
-    # (batch norm, activation, convolution) where each alone reads what the one before gives.
-    prologues: list[tuple[str, str, str]] = field(default_factory=list)
     # Whether a norm of the present layer's output could be merged into the weight it holds.
     is_foldable: bool = False
+    node: Node | None = None
     op: str = ""
     layer: str = ""
     meta: Any = None
@@ -54,11 +74,14 @@ class Context:
     is_batched: bool = True
 
     @property
+    def place(self) -> str:
+        """The present operation, and the layer it is in."""
+        return f"{self.op} of {self.layer}" if self.layer else self.op
+
+    @property
     def reason(self) -> str:
         """Why the present operation keeps an axis from narrowing."""
-        return f"meets an axis of constant size in {self.op}" + (
-            f" of {self.layer}" if self.layer else ""
-        )
+        return f"meets an axis of constant size in {self.place}"
 
     def output(self, axes: Sequence[TracedAxis]) -> Traced:
         """The present operation's result, its shape read from the graph."""
@@ -102,6 +125,26 @@ class Context:
     def live(self, axis: TracedAxis) -> TracedAxis:
         return None if axis is None else self.solver.expand(axis)
 
+    def is_learned(self, value: Traced) -> bool:
+        """Whether a tensor is a parameter, or (for all one knows) computed from one."""
+        return value.scale_name not in self.buffers
+
+    def is_weight(self, value: Any) -> bool:
+        """Whether an argument is a parameter that could be multiplied with, or holds one."""
+        if isinstance(value, list | tuple):
+            return any(self.is_weight(item) for item in value)
+        is_held = isinstance(value, Traced) and value.scale_name is not None
+        return is_held and self.is_learned(value) and len(value.shape) > 1
+
+    def guess(self) -> None:
+        """Has the present operation's result checked by a rehearsal."""
+        if self.node is not None:
+            self.guesses[self.node] = None
+
+    def misreading(self) -> Misreading | None:
+        """What a rehearsal showed of the present operation, where its result was guessed wrong."""
+        return None if self.node is None else self.misread.get(self.node)
+
     def attribute(self, name: str, axis: TracedAxis, place: int | None = None) -> None:
         """Lets an attribute of the present module follow an axis, if the module has it."""
         module = self.model.get_submodule(self.layer)
@@ -118,6 +161,15 @@ class Context:
                 elastic.append(axis)
         self.costs.append((self.layer, factor, tuple(elastic), self.is_batched))
 
+    def parts(self, axis: Pieces, sizes: Sequence[int]) -> list[TracedAxis] | None:
+        """Consecutive parts: equal ones, or some that end where pieces of the axis do."""
+        if len(set(sizes)) == 1:
+            return self.equal_parts(axis, len(sizes))
+        ends = set(itertools.accumulate(self.solver.size((p,)) for p in self.solver.expand(axis)))
+        if ends.issuperset(itertools.accumulate(sizes)):
+            return list(self.solver.cut(axis, sizes))
+        return None
+
     def equal_parts(self, axis: Pieces, count: int) -> list[TracedAxis]:
         """`count` equal parts of an axis that a layer will cut anew at every width."""
         size = self.solver.size(axis)
@@ -127,7 +179,7 @@ class Context:
             pieces = self.solver.expand(axis)
             if len(pieces) == 1 and pieces[0][1] % count == 0:
                 return [((pieces[0][0], pieces[0][1] // count),)] * count
-            self.solver.fix(axis, f"cut inside a unit by {self.op} of {self.layer}")
+            self.solver.fix(axis, f"cut inside a unit by {self.place}")
             return [None] * count
         for part in parts[1:]:
             self.unify(parts[0], part)

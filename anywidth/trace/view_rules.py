@@ -34,13 +34,31 @@ def unsqueeze(context: Context, a: Arguments) -> Traced:
 
 
 def expand(context: Context, a: Arguments) -> Traced:
-    return context.output(context.broadcast([a.self], shape_of(context.meta)))
+    shape = shape_of(context.meta)
+    if isinstance(getattr(a, "other", None), Traced):
+        return context.output(context.broadcast([a.self, a.other], shape))
+    axes = context.broadcast([a.self], shape)
+    if context.misreading() is None:
+        old = (1,) * (len(shape) - len(a.self.shape)) + a.self.shape
+        for i, size in enumerate(shape):
+            if old[i] == 1 < size:
+                axes[i] = _known_size(context, size)
+    return context.output(axes)
+
+
+def _known_size(context: Context, size: int) -> TracedAxis:
+    """The axis that an attribute of the module around follows, if it has this size."""
+    for path, _, axis, _ in context.attributes:
+        if path == context.layer and context.solver.size(context.solver.expand(axis)) == size:
+            context.guess()
+            return context.live(axis)
+    return None
 
 
 def cat(context: Context, a: Arguments) -> Traced:
-    tensors = [t for t in a.tensors if len(t.shape) > 1 or t.shape[0] > 0]
     shape = shape_of(context.meta)
     dim = getattr(a, "dim", 0) % len(shape)
+    tensors = [t for t in a.tensors if 0 not in t.shape]
     others = [
         Traced((*t.shape[:dim], 1, *t.shape[dim + 1 :]), (*t.axes[:dim], None, *t.axes[dim + 1 :]))
         for t in tensors
@@ -71,10 +89,13 @@ def chunk(context: Context, a: Arguments) -> list[Traced]:
     axis = a.self.axes[dim]
     parts: list[TracedAxis] = [None] * len(metas)
     if axis is not None:
-        if len(set(sizes)) == 1:
-            parts = context.equal_parts(axis, len(sizes))
+        found = None if context.misreading() else context.parts(axis, sizes)
+        if found is None:
+            kind = "unequal parts" if len(set(sizes)) > 1 else "parts of constant size"
+            context.solver.fix(axis, f"cut into {kind} {sizes} by {context.op}")
         else:
-            context.solver.fix(axis, f"cut into unequal parts {sizes} by {context.op}")
+            context.guess()
+            parts = found
     results = []
     for meta, part in zip(metas, parts, strict=True):
         axes = [context.live(x) for x in a.self.axes]
@@ -104,13 +125,15 @@ def slice_(context: Context, a: Arguments) -> Traced:
     full, kept = a.self.shape[dim], shape_of(context.meta)[dim]
     axes = [context.live(axis) for axis in a.self.axes]
     axis = axes[dim]
-    if axis is not None and kept != full:
+    if axis is not None and 0 < kept < full:
+        axes[dim] = None
         start = (a.start or 0) % full
-        if getattr(a, "step", 1) == 1 and full % kept == 0 and start % kept == 0:
+        is_row = getattr(a, "step", 1) == 1 and context.misreading() is None
+        if is_row and full % kept == 0 and start % kept == 0:
+            context.guess()
             axes[dim] = context.equal_parts(axis, full // kept)[start // kept]
         else:
             context.solver.fix(axis, f"sliced to {kept} of {full} in {context.layer}")
-            axes[dim] = None
     return context.output(axes)
 
 

@@ -1,0 +1,101 @@
+"""Exporting a network, and the parameters and buffers that its graphs use."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export.graph_signature import InputKind
+
+from anywidth.errors import AnywidthError
+
+
+def export_graphs(model: nn.Module, inputs: tuple[Any, ...]) -> dict[bool, Any]:
+    """The graph in evaluation mode, whose cost counts; then the one in training mode if needed.
+
+    Needed it is where parameters or buffers wait for training (auxiliary heads), or evaluation
+    cannot be exported. The keys say whether a graph is that of training.
+    """
+    graphs: dict[bool, Any] = {}
+    errors: list[str] = []
+    for training in (False, True):
+        try:
+            graphs[training] = export_in_mode(model, inputs, training)
+        except Exception as error:
+            lines = str(error).strip().splitlines() or ["no message"]
+            errors.append(f"{type(error).__name__}: {lines[0]}")
+        if False in graphs and not unused(model, graphs[False]):
+            break
+    if graphs:
+        return graphs
+    shapes = [tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in inputs]
+    raise AnywidthError(
+        f"{type(model).__name__} could not be exported with the example input {shapes}: "
+        f"{errors[0]}. Check that model(*example_input) runs, with a batch of at least 2, and "
+        "that forward() does not branch on the values of tensors"
+    )
+
+
+def export_in_mode(model: nn.Module, inputs: tuple[Any, ...], training: bool) -> Any:
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.train(training)
+        with _readable_attention(), _quiet(), torch.no_grad():
+            return torch.export.export(model, inputs, strict=False)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps back warnings, and the graphs that torch prints where it fails: the error says all."""
+    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    was_disabled, log.disabled = log.disabled, True
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.disabled = was_disabled
+
+
+@contextlib.contextmanager
+def _readable_attention() -> Iterator[None]:
+    """Attention exported as the operations it is made of, not as one fused operation."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+def held_tensors(model: nn.Module, exported: Any) -> dict[str, str]:
+    """The `state_dict` name of each graph input that is a parameter or buffer.
+
+    A tensor that several modules share goes by the first of its names.
+    """
+    names: dict[int, str] = {}
+    aliases: dict[str, str] = {}
+    for named in (model.named_parameters, model.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            aliases[name] = names.setdefault(id(tensor), name)
+    kinds = (InputKind.PARAMETER, InputKind.BUFFER)
+    specs = exported.graph_signature.input_specs
+    return {spec.arg.name: aliases[spec.target] for spec in specs if spec.kind in kinds}
+
+
+def unused(model: nn.Module, exported: Any) -> set[str]:
+    """The names of parameters and buffers that take no part in a graph; counters aside."""
+    held = held_tensors(model, exported)
+    used = {held[node.name] for node in exported.graph.nodes if node.name in held and node.users}
+    names = {name for name, _ in model.named_parameters()}
+    names |= {name for name, buffer in model.named_buffers() if buffer.dim() > 0}
+    return names - used
