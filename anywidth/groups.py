@@ -38,6 +38,7 @@ class Plan:
             norm's output.
         prologues: (batch norm, activation, convolution) where each alone reads what the one before
             it gives.
+        rehearsed: whether what the graph leaves open about reshapes was seen at another width.
         example: each argument the plan was made with: of tensors, the shape and dtype.
         notes: what a reader should know of how the plan came to be.
         widths: the range and divisor that `resolve` works with.
@@ -54,6 +55,7 @@ class Plan:
     folds: list[tuple[str, str]] = field(default_factory=list)
     activations: list[tuple[str, str]] = field(default_factory=list)
     prologues: list[tuple[str, str, str]] = field(default_factory=list)
+    rehearsed: bool = False
     example: list[Example] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     widths: WidthRange = field(default_factory=WidthRange)

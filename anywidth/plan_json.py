@@ -37,6 +37,7 @@ def fields_to_json(plan: Mapping[str, Any]) -> dict[str, Any]:
         "folds": [list(pair) for pair in plan["folds"]],
         "activations": [list(pair) for pair in plan["activations"]],
         "prologues": [list(chain) for chain in plan["prologues"]],
+        "rehearsed": plan["rehearsed"],
         "example": [
             dict(x) if isinstance(x, dict) else [list(x[0]), x[1]] for x in plan["example"]
         ],
@@ -78,6 +79,7 @@ def fields_from_json(data: Mapping[str, Any]) -> dict[str, Any]:
                 (norm, module, convolution)
                 for norm, module, convolution in data.get("prologues", ())
             ],
+            "rehearsed": bool(data.get("rehearsed", False)),
             "example": [
                 dict(x) if isinstance(x, Mapping) else (tuple(x[0]), x[1]) for x in data["example"]
             ],

@@ -20,19 +20,19 @@ def verify(model: nn.Module, *, strict: bool, example_input: Any = None) -> None
     model.eval()
     try:
         trial = make_trial(model, plan, example_inputs(model, plan, example_input))
-        was_mended = False
+        is_seen, attributes = plan.rehearsed, list(plan.attributes)
         while True:
             failure = trial.first_failure()
             if failure is None:
-                # What was mended ran in no rehearsal before.
-                wrong = trial.misread_groups() if was_mended else {}
+                # Attributes that follow now did not when the plan was made.
+                is_seen = is_seen and plan.attributes == attributes
+                wrong = {} if is_seen else trial.misread_groups()
                 if not wrong:
                     break
-                was_mended = False
+                is_seen, attributes = True, list(plan.attributes)
             else:
                 group = trial.culprit(failure)
                 if mend(trial, group, failure):
-                    was_mended = True
                     continue
                 wrong = {group: failure.message}
             for group, message in wrong.items():

@@ -102,6 +102,7 @@ def _trace(
         context, tensors = _run_all_rules(model, graphs, known)
         found, guesses = build_plan(context, tensors, _batch_size(inputs))
         if not guesses:
+            found.rehearsed = True
             return context, found, guesses
         config = rehearsal_config(found)
         try:
@@ -110,6 +111,7 @@ def _trace(
             return context, found, guesses  # verification will find out why
         wrong = misread(found, config, guesses, first, narrow)
         if not wrong:
+            found.rehearsed = True
             return context, found, guesses
         for node, dim in wrong.items():
             times = known[node].times if node in known else 0
