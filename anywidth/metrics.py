@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -36,6 +37,10 @@ class MetricsLog:
 
     def __init__(self, path: str | Path, tensorboard: str | Path | None = None) -> None:
         self.path = Path(path)
+        if tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
+            raise AnywidthError(
+                "training logs for TensorBoard too, which is not installed: pip install tensorboard"
+            )
         self._tensorboard = None if tensorboard is None else str(tensorboard)
         self._writer: SummaryWriter | None = None
         self._purge_step: int | None = None
@@ -178,10 +183,6 @@ def _checked(name: str, value: Number) -> Number:
 
 
 def _open_writer(folder: str, purge_step: int | None) -> SummaryWriter:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise AnywidthError(
-            "TensorBoard is not installed; install anywidth[cli], or log with tensorboard=None"
-        ) from error
+    from torch.utils.tensorboard import SummaryWriter
+
     return SummaryWriter(folder, purge_step=purge_step)

@@ -69,6 +69,7 @@ _STYLE = {
     "xtick.labelcolor": FAINT_INK,
     "ytick.labelcolor": FAINT_INK,
     "text.color": INK,
+    "axes.formatter.useoffset": False,
     "legend.frameon": False,
     "lines.linewidth": 1.8,
     # Text stays text, and names inside the file do not change from run to run.
@@ -158,8 +159,8 @@ def spectra_figure(
     axes.set_ylabel(metric_label(metric))
     axes.set_xlim(*_padded(min(costs) / scale, max(costs) / scale, 0.05))
     axes.set_ylim(low, high)
-    if any(_beyond(one, low, high) for one in series):
-        # Lines that leave the frame leave no corner of it free.
+    if any(_beyond(one, low, high) or any(one.errors) for one in series):
+        # Lines that leave the frame leave no corner of it free, and a legend is blind to bars.
         figure.legend(loc="outside lower center", ncols=2, labelcolor=INK)
     elif len(series) > 1 or series[0].name:
         axes.legend(loc="best", labelcolor=INK)

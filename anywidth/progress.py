@@ -139,7 +139,8 @@ class _Bar(TrainingProgress):
     def _render(self) -> Group:
         pace = _joined(self._pace(), self._elapsed(), self._left())
         self._progress.update(self._task, completed=self.step, pace=pace)
-        below = [Text("  " + self._values())] if self._fields else []
+        pairs = [f"{name} {value}" for name, value in self._fields.items()]
+        below = [Text(line) for line in _filled(pairs, self._console.width)]
         return Group(self._progress.get_renderable(), *below)
 
     def _finish(self) -> None:
@@ -209,6 +210,17 @@ def _can_redraw(console: Console) -> bool:
 
 def _joined(*parts: str) -> str:
     return "  ".join(part for part in parts if part)
+
+
+def _filled(pairs: Iterable[str], columns: int) -> list[str]:
+    """Indented lines of as many pairs as there is room for: no name is parted from its value."""
+    lines: list[str] = []
+    for pair in pairs:
+        if lines and len(lines[-1]) + 2 + len(pair) <= columns:
+            lines[-1] += f"  {pair}"
+        else:
+            lines.append(f"  {pair}")
+    return lines
 
 
 def _clock(seconds: float) -> str:

@@ -154,15 +154,16 @@ def _section(title: str, inside: str) -> str:
 
 def _tiles(spectrum: Spectrum, metric: str) -> str:
     """What one looks for first: the main metric and the cost at both ends."""
-    widest = max(spectrum.points, key=lambda point: point.macs)
-    narrowest = min(spectrum.points, key=lambda point: point.macs)
+    by_cost = sorted(spectrum.points, key=lambda point: (point.macs, point.width or 0.0))
+    narrowest, widest = by_cost[0], by_cost[-1]
     shown = [_tile(widest, metric)]
     if narrowest.macs != widest.macs:
         shown.append(_tile(narrowest, metric))
         fewer = f"{widest.macs / narrowest.macs:.1f} times"
         shown.append((fewer, "fewer multiply-adds at the narrowest"))
-    count = len(spectrum.points)
-    shown.append((str(count), f"{'width' if count == 1 else 'widths'} from one set of weights"))
+    # Widths that round to the same channels are one network; a spectrum read from CSV has none.
+    count = len({(point.channels, point.macs, point.parameters) for point in spectrum.points})
+    shown.append((str(count), f"{'network' if count == 1 else 'networks'} from one set of weights"))
     tiles = (
         f'<div class="tile"><b>{escape(b)}</b><span>{escape(s)}</span></div>' for b, s in shown
     )

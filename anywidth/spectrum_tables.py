@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from anywidth.errors import AnywidthError
@@ -18,6 +20,7 @@ from anywidth.spectra import (
 )
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
 _LABELS = {
@@ -32,43 +35,43 @@ _LABELS = {
 }
 
 
-def spectrum_table(spectrum: Spectrum) -> Table:
-    """A row a width, for a terminal."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+def spectrum_table(spectrum: Spectrum) -> FittedTable:
+    """A row a width, for a terminal; on a narrow one without some columns, as a line then says."""
+    points = spectrum.points
+    width = _Column("width", [format_width(point.width) for point in points])
+    macs = _Column("multiply-adds", [format_count(point.macs) for point in points])
+    parameters = _Column("parameters", [format_count(point.parameters) for point in points])
+    metrics = [
+        _Column(metric_label(name), [format_point(point, name) for point in points])
+        for name in shown_metrics(spectrum)
+    ]
+    latency = [_Column("latency, ms", [format_metric(point.latency_ms) for point in points])]
+    if all(point.latency_ms is None for point in points):
+        latency = []
+    return FittedTable(
+        spectrum.name,
+        [width, macs, parameters, *metrics, *latency],
+        [width, *metrics[:1], macs, parameters, *latency, *metrics[1:]],
+    )
 
-    has_latency = any(point.latency_ms is not None for point in spectrum.points)
-    table = Table(title=spectrum.name or None, box=SIMPLE_HEAD, pad_edge=False)
-    metrics = shown_metrics(spectrum)
-    headings = ["width", "multiply-adds", "parameters", *map(metric_label, metrics)]
-    for heading in headings + ["latency, ms"] * has_latency:
-        table.add_column(heading, justify="right", no_wrap=" " not in heading)
-    for point in spectrum.points:
-        cells = [format_width(point.width), format_count(point.macs)]
-        cells.append(format_count(point.parameters))
-        cells += [format_point(point, name) for name in metrics]
-        table.add_row(*cells, *[format_metric(point.latency_ms)] * has_latency)
-    return table
 
+def comparison_table(spectra: Sequence[Spectrum], metric: str | None = None) -> BlockTable:
+    """A row a width, a column a spectrum; several runs of one name as mean ± deviation.
 
-def comparison_table(spectra: Sequence[Spectrum], metric: str | None = None) -> Table:
-    """A row a width, a column a spectrum; several runs of one name as mean ± deviation."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
+    Where there is no room for all beside each other they are numbered, and go on below.
+    """
     series = joined(spectra)
     if not series:
         raise AnywidthError("comparison_table([]): give at least one spectrum")
     metric = series[0].metric(metric)
-    table = Table("width", title=metric_label(metric), box=SIMPLE_HEAD, pad_edge=False)
+    widths = sorted({p.width for one in series for p in one.points if p.width is not None})
+    columns = []
     for one in series:
         one.metric(metric)
-        table.add_column(one.name, justify="right")
-    widths = {p.width for one in series for p in one.points if p.width is not None}
-    for width in sorted(widths):
-        found = (values_at(one, width, metric) for one in series)
-        table.add_row(format_width(width), *map(format_mean, found))
-    return table
+        found = (values_at(one, width, metric) for width in widths)
+        columns.append(_Column(one.name, list(map(format_mean, found))))
+    first = _Column("width", list(map(format_width, widths)))
+    return BlockTable(metric_label(metric), first, columns)
 
 
 def shown_metrics(spectrum: Spectrum) -> list[str]:
@@ -123,3 +126,105 @@ def _with_spread(value: float, spread: float) -> str:
     """Both to the same decimal place."""
     places = 2 if abs(value) >= 1 else 4
     return f"{value:.{places}f} ± {spread:.{places}f}"
+
+
+# ---- tables that know how much room there is ----------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Column:
+    """A heading over numbers, which are never cut or broken."""
+
+    heading: str
+    cells: Sequence[str]
+
+    @property
+    def breadth(self) -> int:
+        return max(map(len, [*self.heading.splitlines(), *self.cells]), default=0)
+
+    def folded(self) -> _Column:
+        """With its heading over several lines, so that it is hardly broader than its numbers."""
+        parts = textwrap.wrap(self.heading, 1, break_long_words=False)
+        room = max(map(len, [*parts, *self.cells]), default=1)
+        return replace(self, heading="\n".join(textwrap.wrap(self.heading, room)))
+
+
+@dataclass(frozen=True)
+class FittedTable:
+    """Prints the columns there is room for, and a line that names the others.
+
+    Args:
+        title: stands above the table.
+        columns: from left to right.
+        ranked: the same columns, those first that are to be kept; the first two always are.
+    """
+
+    title: str
+    columns: Sequence[_Column]
+    ranked: Sequence[_Column]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        if _fits(self.columns, options):
+            yield _table(self.title, self.columns)
+            return
+        kept = list(self.ranked)
+        while len(kept) > 2 and not _fits([one.folded() for one in kept], options):
+            kept.pop()
+        yield _table(self.title, [one.folded() for one in self.columns if one in kept])
+        if left_out := [one.heading for one in self.columns if one not in kept]:
+            yield Text(f"No room for: {'; '.join(left_out)}. spectrum.csv has all columns.")
+
+
+@dataclass(frozen=True)
+class BlockTable:
+    """Prints columns of any number, in blocks one below the other where they are too many.
+
+    Args:
+        title: stands above the table.
+        first: the column that every block begins with.
+        columns: the others.
+    """
+
+    title: str
+    first: _Column
+    columns: Sequence[_Column]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        whole = [self.first, *self.columns]
+        for columns in (whole, [one.folded() for one in whole]):
+            if _fits(columns, options):
+                yield _table(self.title, columns)
+                return
+        for number, one in enumerate(self.columns, 1):
+            yield Text(f"{number:>3}  {one.heading}")
+        block, title = [self.first], self.title
+        for number, one in enumerate(self.columns, 1):
+            numbered = replace(one, heading=str(number))
+            if len(block) > 1 and not _fits([*block, numbered], options):
+                yield _table(title, block)
+                block, title = [self.first], ""
+            block.append(numbered)
+        yield _table(title, block)
+
+
+def _fits(columns: Sequence[_Column], options: ConsoleOptions) -> bool:
+    """Three characters between two columns, and one at either end."""
+    return sum(one.breadth + 3 for one in columns) - 1 <= options.max_width
+
+
+def _table(title: str, columns: Sequence[_Column]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=escape(title) or None, box=SIMPLE_HEAD, pad_edge=False)
+    for one in columns:
+        table.add_column(Text(one.heading), justify="right", no_wrap=True)
+    for cells in zip(*(one.cells for one in columns), strict=True):
+        table.add_row(*cells)
+    return table

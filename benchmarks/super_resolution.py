@@ -4,7 +4,8 @@
 
 from the repository's root. `--eval` holds a folder for each set (Set5, Set14, BSD100). The six are
 I-Nets at half and at full width, and US-Nets with inplace distillation (l2, as the task does it by
-default; l1; l1 mixed with `--truth` of the true patches) and without. Every one is a run under
+default; l1; l1 mixed with `--truth` of the true patches) and without. The record in
+benchmarks/results is of five, before l2 was among them. Every one is a run under
 `--out` that goes on where it was left: `--minutes 8` stops it cleanly after so long, and the same
 command again continues. `--parallel` trains them at once, a process each, as one network of this
 size does not fill a large GPU. The table printed last is also in super_resolution.md, .csv, .json

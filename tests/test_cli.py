@@ -16,7 +16,9 @@ from command_line import TINY_RUN, Answer, anywidth, command, succeed
 from PIL import Image
 
 import anywidth as aw
+from anywidth.commands.output import console
 from anywidth.data.arrays import load_arrays
+from anywidth.recipes import RECIPES
 from anywidth.run import Run
 from anywidth.tasks.classification import ClassificationConfig, open_trained
 from anywidth.tasks.reinforcement_config import ReinforcementConfig
@@ -80,6 +82,7 @@ def test_calibrate_adds_widths_to_the_run(folder: Path) -> None:
     assert aw.calibrated_widths(open_trained(run, "cpu", with_data=False).model) == [0.25, 1.0]
     answer = succeed("calibrate", run, "--widths", "0.5,0.75", "--samples", "100")
     assert "2 widths calibrated: 0.5, 0.75" in answer.output
+    assert "calibrating 2/2 (100%)" in answer.errors
     trained = open_trained(run, "cpu", with_data=False)
     assert aw.calibrated_widths(trained.model) == [0.25, 0.5, 0.75, 1.0]
 
@@ -273,6 +276,22 @@ def test_paths_are_printed_whole_in_narrow_terminals(
     assert succeed("report", odd, "--device", "cpu").output == f"Report: {odd / 'report.html'}\n"
     plot = odd / "both.svg"
     assert f"Written: {plot}\n" in succeed("compare", odd, s_net, "--out", plot).output
+
+
+def test_a_pipe_is_not_taken_for_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    console.print("a word " * 16)
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_a_list_of_recipes_keeps_its_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = succeed("train", "--list").output.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    begun = [line for line in lines if not line.startswith(" ")]
+    assert [line.split()[0] for line in begun] == [one.__name__ for one in RECIPES]
 
 
 def test_show_and_list_start_nothing(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -333,3 +336,19 @@ def test_a_missing_package_is_named(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(AnywidthError, match=rf"'{package}'.*pip install 'anywidth\[rl\]'"):
         make_environment(name, 1, seed=0)
+
+
+def test_ctrl_c_while_minatar_is_imported_takes_effect(tmp_path: Path) -> None:
+    """It imports matplotlib under a bare `except:`."""
+    (tmp_path / "minatar.py").write_text(
+        "import signal\ntry: signal.raise_signal(signal.SIGINT)\nexcept: pass\nEnvironment = None\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", "import anywidth.environments.minatar; print('went on')"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr.strip().endswith("KeyboardInterrupt")
+    assert done.stdout == ""

@@ -82,7 +82,7 @@ def test_the_demo_benchmark_records_its_command_and_keeps_recipes_apart(
     assert done.returncode == 0, done.stderr
     record = json.loads(result.read_text())
     assert shlex.split(record["command"])[3:] == [*options, "--set", *settings]
-    assert record["device"].endswith("CPU, 1 threads")
+    assert record["device"].endswith("CPU, 1 thread")
     assert record["commit"]
     assert list(record["top1_error"]["I-Net 0.25"]) == ["0.25"]
 

@@ -104,6 +104,26 @@ def test_everything_is_in_the_frame_but_a_control_that_would_flatten_it() -> Non
     assert figure.axes[0].get_legend() is None
 
 
+def test_a_legend_stays_clear_of_error_bars() -> None:
+    points = [
+        replace(one, metrics={"score": 10.0, "score_standard_error": 4.0}) for one in S.points
+    ]
+    figure = drawn([Spectrum("US-PPO", tuple(points))])
+    assert legend_texts(figure) == ["US-PPO"]
+    assert figure.axes[0].get_legend() is None
+
+
+def test_nearly_flat_metrics_are_labelled_in_full() -> None:
+    points = [
+        replace(p, metrics={"psnr": 24.14 + i / 1e5}) for i, p in enumerate(US.points, start=1)
+    ]
+    figure = drawn([Spectrum("US-WDSR", tuple(points))])
+    figure.canvas.draw()
+    axis = figure.axes[0].yaxis
+    assert axis.get_offset_text().get_text() == ""
+    assert axis.get_ticklabels()[1].get_text().startswith("24.14")
+
+
 def test_a_control_that_is_better_somewhere_stays_in_the_frame_there() -> None:
     points = sample("sliced", "control", [0.25, 0.5, 1.0], 0.0).points
     errors = (90.0, 30.0, 5.5)

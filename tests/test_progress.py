@@ -202,6 +202,20 @@ def test_a_terminal_gets_a_bar_with_everything_on_it(monkeypatch: pytest.MonkeyP
     assert "epoch 2/3  accuracy 0.25 0.5" in last
 
 
+def test_no_name_is_parted_from_its_value() -> None:
+    fields = {f"measure{index}": 0.1234 for index in range(9)}
+    with (
+        terminal() as (console, received),
+        training_progress(2, console=console) as progress,
+    ):
+        progress.update(1, **fields)
+        progress.update(2)
+    plain = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", received())
+    last = plain[plain.rindex("training") :].splitlines()[1:]
+    for name in fields:
+        assert any(f"  {name} 0.1234" in line for line in last)
+
+
 def test_large_numbers_are_written_out() -> None:
     assert _format("agent_steps", 10240.0) == "10,240"
     assert _format("loss", 0.61234) == "0.6123"

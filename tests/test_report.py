@@ -211,11 +211,29 @@ def test_bad_parts_are_named_and_nothing_is_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_widths_of_equal_channels_are_one_network_and_the_widest_names_the_last(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "report.html"
+    channels = {0.25: 8, 0.275: 8, 0.975: 32, 1.0: 32}
+    points = [
+        SpectrumPoint(
+            width, ChannelConfig((("a", count),)), 100 * count, count, {"top1_error": 7.0}
+        )
+        for width, count in channels.items()
+    ]
+    write_report(path, title="t", run_summary={}, spectrum=Spectrum("US-Net", tuple(points)))
+    text = Page(path.read_text()).text
+    assert "2networks from one set of weights" in text
+    assert "at width 1.0, 3.2 k multiply-adds" in text
+    assert "at width 0.25, 800 multiply-adds" in text
+
+
 def test_one_width_is_one_width(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     for points, said in (
-        ((point(0.25, 11.0),), "1width from one"),
-        (US.points, "3widths from one"),
+        ((point(0.25, 11.0),), "1network from one"),
+        (US.points, "3networks from one"),
     ):
         write_report(path, title="t", run_summary={}, spectrum=Spectrum("net", points, "i"))
         assert said in Page(path.read_text()).text

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 import subprocess
 import sys
 from decimal import Decimal
@@ -40,8 +41,8 @@ def point(width: float | None, error: float, cost: int = 100) -> SpectrumPoint:
     return SpectrumPoint(width, ChannelConfig((("a", 8),)), cost, 10, {"top1_error": error})
 
 
-def rendered(table: object) -> str:
-    console = Console(width=100, file=io.StringIO())
+def rendered(table: object, columns: int = 100) -> str:
+    console = Console(width=columns, file=io.StringIO())
     with console.capture() as capture:
         console.print(table)
     return capture.get()
@@ -134,7 +135,7 @@ def test_widths_of_equal_channels_are_one_evaluation_and_configurations_have_no_
 
     config = aw.plan_of(model).resolve(0.25)
     result = spectrum(model, evaluate, [0.25, 0.26, config, 1.0], progress=False)
-    assert [p.metrics["loss"] for p in result.points] == [1, 1, 1, 2]
+    assert [p.metrics["loss"] for p in result.points] == [2, 2, 2, 1]  # the widest first
     assert [p.width for p in result.points] == [0.25, 0.26, None, 1.0]
     assert result.at(config) is result.points[0]
 
@@ -292,6 +293,51 @@ def test_the_tables_show_every_width() -> None:
     wide = next(line for line in lines if line.strip().startswith("1.0"))
     assert narrow.split() == ["0.25", "9.50", "11.00", "±", "1.41"]
     assert wide.split() == ["1.0", "7.25", "-"]
+
+
+def of_sets(count: int) -> Spectrum:
+    """As super-resolution gives them: means, then a set's own."""
+    metrics = {"psnr": 34.16, "ssim": 0.9234}
+    for number in range(count):
+        metrics |= {f"psnr_Set{number}": 33.0 + number, f"ssim_Set{number}": 0.9}
+    points = [
+        SpectrumPoint(w, ChannelConfig(()), 5_500_000_000, 10, metrics, 1.5) for w in (0.5, 1)
+    ]
+    return Spectrum("US-WDSR", tuple(points))
+
+
+def test_a_narrow_terminal_leaves_columns_out_and_names_them() -> None:
+    lines = rendered(spectrum_table(of_sets(3)), 80).splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    row = next(line for line in lines if line.split()[:1] == ["0.5"])
+    assert row.split() == ["0.5", "5.5", "G", "10", "34.16", "0.9234", "33.00", "0.9000", "1.50"]
+    said = " ".join(" ".join(lines).split())
+    for name in ("psnr Set1", "ssim Set1", "psnr Set2", "ssim Set2"):
+        assert name in said.partition("No room for:")[2]
+    assert "spectrum.csv has all columns" in said
+    wide = rendered(spectrum_table(of_sets(3)), 120)
+    assert "No room" not in wide
+    assert "35.00" in wide
+    narrow = rendered(spectrum_table(of_sets(3)), 30)
+    assert "34.16" in narrow
+
+
+@pytest.mark.parametrize("columns", range(40, 121, 8))
+def test_no_number_is_ever_cut_or_broken(columns: int) -> None:
+    metrics = {"score": 0.34, "score_standard_error": 0.0886}
+    metrics |= {f"greedy_{name}": value for name, value in metrics.items()}
+    played = SpectrumPoint(0.25, ChannelConfig(()), 343_800_000, 10, metrics, 1.5)
+    runs = [Spectrum(f"US-net[b]{i}", (point(0.25, e),)) for i in range(7) for e in (9.0, 12.0)]
+    scores = rendered(spectrum_table(Spectrum("[b]US", (played,))), columns)
+    compared = rendered(comparison_table(runs), columns)
+    for text in (scores, compared):
+        assert "…" not in text
+        assert text.count("±") == len(re.findall(r"\d ± \d", text))
+    assert "[b]US" in scores
+    assert "0.3400 ± 0.0886" in scores
+    assert compared.count("10.50 ± 2.12") == 7
+    for number in range(7):
+        assert f"net[b]{number}" in compared
 
 
 def test_a_deviation_has_the_decimals_of_its_mean() -> None:

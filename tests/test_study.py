@@ -21,6 +21,7 @@ import anywidth as aw
 from anywidth.config import to_json
 from anywidth.data.arrays import BUNDLED
 from anywidth.layers import uncalibrated_allowed
+from anywidth.metrics import read_metrics
 from anywidth.run import Run
 from anywidth.studies.definitions import (
     AS_TRAINED,
@@ -314,6 +315,7 @@ def test_weights_that_are_gone_are_named(measured: Path, tmp_path: Path) -> None
         ((), ["which study?", "main", "or all"]),
         (("mane",), ["no study 'mane'", "naturally-slimmable"]),
         (("main", "--data", "cifar10"), ["--data cifar10 needs --data-dir"]),
+        (("main", "--data", "cifar10", "--data-dir", "/nope"), ["--data-dir /nope", "no such"]),
         (("main", "--data", "mnist"), ["'mnist'", "bundled, cifar10, folder"]),
         (("main", "--seeds", "0"), ["--seeds 0"]),
         (("main", "--parallel", "0"), ["--parallel 0"]),
@@ -374,6 +376,19 @@ def test_time_given_ends_cleanly(tmp_path: Path) -> None:
     assert "Stopped with 0 of 2 trainings done" in answer.output
     assert "Go on with: anywidth study divisor" in answer.output
     assert not (tmp_path / "divisor.md").exists()
+
+
+def test_a_part_of_a_study_says_how_its_trainings_ended(tmp_path: Path) -> None:
+    options = ["--out", tmp_path, *SETTINGS, "--epochs", "1", "--device", "cpu", "--parallel", "1"]
+    answer = command("study", "divisor", *options, "--only", "divisor-1-")
+    assert answer.code == 0, answer.errors
+    missing = "1 training is missing: mobilenet_v1-us-lattice-16-seed-0"
+    assert f"divisor: not written, {missing}\n" in answer.output
+    (folder,) = (tmp_path / "runs").iterdir()
+    last = read_metrics(folder / "metrics.csv")[-1]
+    wide, narrow = last["validation_error_max"], last["validation_error_min"]
+    line = f"  {folder.name}: {wide:.2f} %, {narrow:.2f} % at the narrowest width\n"
+    assert answer.output.endswith(f"Last validation errors:\n{line}")
 
 
 def tables_of(page: Path) -> str:

@@ -112,6 +112,7 @@ def test_the_mean_travels_with_the_weights() -> None:
     [
         ({"scale": 5}, "scale=5"),
         ({"channels": 0}, "channels=0"),
+        ({"channels": 1}, "channels=1: .* at least 2 channels"),
         ({"blocks": 1.5}, "blocks=1.5"),
         ({"expansion": -1}, "expansion=-1"),
         ({"in_channels": 1, "mean": DIV2K_MEAN}, "3 values for in_channels=1"),

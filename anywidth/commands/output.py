@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
-from rich.console import Console
+import os
 
-console = Console()
+from rich.console import Console, ConsoleDimensions
+
+# A pipe has no edge to stay within; pages that are broken later anyway are hard to read if broader.
+_WIDTH_OF_A_PIPE = 120
+
+
+class _Output(Console):
+    """Standard output, also where that is not a terminal: rich takes a pipe for 80 columns."""
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        found = super().size
+        if self.is_terminal or "COLUMNS" in os.environ:
+            return found
+        return ConsoleDimensions(_WIDTH_OF_A_PIPE, found.height)
+
+    @size.setter
+    def size(self, new: tuple[int, int]) -> None:
+        self.width, self.height = new
+
+
+console = _Output()
 
 
 def say(text: str) -> None:

@@ -16,6 +16,8 @@ from rich.text import Text
 from anywidth.commands.output import console, say
 from anywidth.distributed import local_device
 from anywidth.errors import AnywidthError
+from anywidth.metrics import read_metrics
+from anywidth.run import Run
 from anywidth.studies.definitions import MOBILENET_V1, MOBILENET_V2, STUDIES
 from anywidth.studies.gathered import GATHERED, GatheredStudy, gather
 from anywidth.studies.parts import Study
@@ -99,6 +101,8 @@ def study(
         if not chosen:
             names_of_jobs = ", ".join(job.name for job in jobs)
             raise AnywidthError(f"--only {only!r} is in no training's name: {names_of_jobs}")
+        if data_dir is not None and not data_dir.is_dir() and any(job.missing() for job in chosen):
+            raise AnywidthError(f"--data-dir {data_dir}: there is no such folder")
         if not work_through(chosen, _process_count(parallel, device), deadline, say):
             left = sum(bool(job.missing()) for job in chosen)
             say(f"Stopped with {len(chosen) - left} of {len(chosen)} trainings done.")
@@ -108,18 +112,35 @@ def study(
             return
         for one in wanted:
             _write(one, jobs_of([one], counts, recipes, folder), counts[one.name], folder)
+        if any(job.missing() for job in jobs):
+            _say_errors(chosen)
     _gather_all(gathered, folder, is_asked_for=not wanted)
 
 
 def _write(one: Study, jobs: Sequence[Job], seeds: int, folder: Path) -> None:
     missing = [job.name for job in jobs if job.missing()]
     if missing:
-        say(f"{one.name}: not written, {len(missing)} trainings are missing: {missing}")
+        count = f"{len(missing)} training{'s are' if len(missing) > 1 else ' is'} missing"
+        say(f"{one.name}: not written, {count}: {', '.join(missing)}")
         return
     page, found = write_study(one, jobs, seeds, folder, _command())
     say(f"\n{one.name}: {page}")
     for finding in found:
         say(f"  {finding.verdict}: {finding.text}")
+
+
+def _say_errors(jobs: Sequence[Job]) -> None:
+    """How the trainings of a study ended that is not written, at both ends of their widths."""
+    say("\nLast validation errors:")
+    for job in jobs:
+        path = Run.open(job.folder).metrics_path
+        rows = read_metrics(path) if path.exists() else []
+        ends = {"validation_error_max": "", "validation_error_min": " at the narrowest width"}
+        last = [row for row in rows if not ends.keys().isdisjoint(row)][-1:]
+        found = [
+            f"{row[name]:.2f} %{of}" for row in last for name, of in ends.items() if name in row
+        ]
+        say(f"  {job.name}: {', '.join(found) or 'not recorded'}")
 
 
 def _gather_all(gathered: Sequence[GatheredStudy], folder: Path, is_asked_for: bool) -> None:

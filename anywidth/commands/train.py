@@ -163,8 +163,7 @@ def finish(folder: Path, config: TrainingConfig) -> None:
     task = task_named(config.task)
     trained = task.open(folder, config.device, True, config)
     if needed := widths_to_calibrate(trained, trained.widths):
-        with console.status(f"Calibrating {len(needed)} widths"):
-            trained.calibrate(needed)
+        trained.calibrate(needed)
     is_first = rank() == 0
     stop_processes()
     if not is_first:
@@ -215,9 +214,12 @@ def _split_arguments(arguments: list[str]) -> tuple[str | None, dict[str, str]]:
 
 
 def _print_recipes() -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
     for found in RECIPES:
         summary = (found.__doc__ or "").strip().splitlines()[0]
-        console.print(f"[bold]{found.__name__}[/bold]  {summary}", highlight=False)
+        table.add_row(found.__name__, Text(summary))
+    console.print(table)
 
 
 def _print_fields(config: Config) -> None:

@@ -71,7 +71,8 @@ def load_arrays(name: str, root: Path | str | None = None, train: bool = True) -
     if name in ("cifar10", "cifar100"):
         if root is None:
             raise AnywidthError(
-                f"{name} is not part of the package: pass root, the folder that holds its files"
+                f"{name} is not part of the package: give the folder that holds its files, "
+                "--data-dir on the command line, root in code"
             )
         from anywidth.data.cifar import CIFAR10, CIFAR100, read_cifar
 
@@ -91,7 +92,10 @@ def _fashion_mnist_folders(root: Path | str | None) -> list[Path]:
 
 def _existing(root: Path) -> Path:
     if not root.is_dir():
-        raise AnywidthError(f"root {root} is not a folder: pass the folder that holds the files")
+        raise AnywidthError(
+            f"{root} is not a folder: give the one that holds the files, --data-dir on the command "
+            "line, root in code"
+        )
     return root
 
 
@@ -112,8 +116,9 @@ def _read_fashion_mnist(folders: list[Path], train: bool) -> ImageArrays:
     endings = ", ".join(repr(suffix) for suffix in SUFFIXES[1:])
     raise AnywidthError(
         f"Fashion-MNIST was not found: expected {names[0]} and {names[1]} (plain or ending in "
-        f"{endings}) in one of {', '.join(map(str, folders))}; pass the folder that holds them "
-        "as root, or install Debian's package dataset-fashion-mnist"
+        f"{endings}) in one of {', '.join(map(str, folders))}; give the folder that holds them "
+        "(--data-dir on the command line, root in code), or install Debian's package "
+        "dataset-fashion-mnist"
     )
 
 

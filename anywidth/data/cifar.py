@@ -85,8 +85,8 @@ def read_cifar(
         return _read_pickles(layout, parent, train)
     raise AnywidthError(
         f"{layout.name} was not found: expected {', '.join(names)} in {folders[0]} or {folders[1]} "
-        f"(binary version), or torchvision's folder {root / layout.pickle_folder}; pass the folder "
-        "that holds them as root"
+        f"(binary version), or torchvision's folder {root / layout.pickle_folder}; give the "
+        "folder that holds them: --data-dir on the command line, root in code"
     )
 
 
@@ -116,7 +116,13 @@ def _read_records(layout: BinaryLayout, path: Path, train: bool) -> Tensor:
 def _read_pickles(
     layout: BinaryLayout, root: Path, train: bool
 ) -> tuple[Tensor, Tensor, tuple[str, ...], Path]:
-    from torchvision import datasets
+    try:
+        from torchvision import datasets
+    except ModuleNotFoundError as error:
+        raise AnywidthError(
+            f"{root / layout.pickle_folder} is read with the package {error.name!r}: install it "
+            "with pip install 'anywidth[cli]', or fetch the binary version of the files"
+        ) from error
 
     kind = datasets.CIFAR10 if layout.name == "CIFAR10" else datasets.CIFAR100
     folder = root / layout.pickle_folder

@@ -221,7 +221,10 @@ def _open_folder(
 def _folder_of(name: str, root: Path | str | None) -> Path:
     if name == "folder":
         if root is None:
-            raise AnywidthError("data 'folder' needs root: pass the folder with train/ and val/")
+            raise AnywidthError(
+                "data 'folder' needs to know where: give the folder with train/ and val/ in it, "
+                "--data-dir on the command line, root in code"
+            )
         return Path(root)
     if os.sep in name or Path(name).is_dir():
         return Path(name)

@@ -9,13 +9,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchvision import transforms
-from torchvision.datasets import ImageFolder
-from torchvision.datasets.folder import pil_loader
-from torchvision.transforms.functional import pil_to_tensor
 
 from anywidth.errors import AnywidthError
 from anywidth.seeds import derive_seed
+
+try:
+    from torchvision import transforms
+    from torchvision.datasets import ImageFolder
+    from torchvision.datasets.folder import pil_loader
+    from torchvision.transforms.functional import pil_to_tensor
+except ModuleNotFoundError as error:
+    raise AnywidthError(
+        f"folders of images need the package {error.name!r}: install it with "
+        "pip install 'anywidth[cli]'"
+    ) from error
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 Low resolution is what DIV2K provides, or is made here from the large image (`anywidth.resize`).
 """
 
+import logging
 import os
 import tempfile
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -24,6 +24,8 @@ from torch import Tensor
 from anywidth.errors import AnywidthError
 from anywidth.files import write_atomically
 from anywidth.resize import crop_to_multiple, downscale
+
+logger = logging.getLogger(__name__)
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 SPLITS = ("train", "valid")
@@ -104,7 +106,7 @@ def load_pairs(
     Arguments:
         scale: how many times larger the high resolution is.
         patch: pictures whose low resolution is smaller than this in a direction are left out, with
-            a warning that names them.
+            a line in the log that names them.
         memory_limit: above this many bytes, pixels lie in a memory-mapped file instead of memory.
         cache: folder for that file, where the next run finds it again; by default a temporary one.
         subfolders: whether pictures in subfolders, DIV2K's too, belong to it.
@@ -253,10 +255,9 @@ def _drop_small(sources: list[_Source], folder: Path, scale: int, patch: int) ->
             f"{max(patch, 1)} at scale {scale}. Add larger images, or train on smaller patches."
         )
     if small:
-        warnings.warn(
-            f"{folder}: left out {len(small)} of {len(sources)} images, smaller than "
-            f"{side}x{side}: {_some(small)}",
-            stacklevel=3,
+        logger.warning(
+            "%s: left out %d of %d images, smaller than %dx%d: %s",
+            *(folder, len(small), len(sources), side, side, _some(small)),
         )
     return [source for source in sources if min(source.size) >= side]
 

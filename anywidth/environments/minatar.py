@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import colorsys
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
 
 import numpy as np
-from minatar import Environment
 
 from anywidth.environments.protocol import (
     MOST_STEPS,
@@ -15,6 +18,27 @@ from anywidth.environments.protocol import (
     environment_seeds,
 )
 from anywidth.errors import AnywidthError
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Ctrl-C takes effect at the end of the block, and not inside it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: arrived.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+        if arrived:
+            signal.raise_signal(signal.SIGINT)
+
+
+# For about a second it imports matplotlib under a bare `except:`, which would swallow Ctrl-C.
+with _interrupts_held_back():
+    from minatar import Environment
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 CELL_PIXELS = 16

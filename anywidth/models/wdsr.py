@@ -95,6 +95,11 @@ def wdsr(
     """
     if scale not in SCALES:
         raise AnywidthError(f"scale={scale!r}: WDSR upscales by 2, 3 or 4. Pass scale=2, 3 or 4.")
+    if channels == 1:
+        raise AnywidthError(
+            "channels=1: a WDSR carries at least 2 channels from block to block, also one that is "
+            "trained at one width alone. Pass e.g. channels=16."
+        )
     counts = {"channels": channels, "expansion": expansion, "in_channels": in_channels}
     for name, count in {**counts, "blocks": blocks}.items():
         if not isinstance(count, int) or count < 1:

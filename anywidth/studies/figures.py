@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# Between what lies furthest from the means and the frame, as a share of the axis.
+_MARGIN = 0.03
+
 
 def draw(picture: Picture, results: Results, out: Path) -> list[Path]:
     """Writes a figure as PNG and SVG."""
@@ -58,7 +61,7 @@ def _make_room(
     """Extends the axis to what lies around the means on it; means that fail stay outside."""
     bottom, top = axes.get_ylim()
     shown = [bottom <= mean <= top for mean in means]
-    axes.set_ylim(
-        min([bottom, *itertools.compress(low, shown)]),
-        max([top, *itertools.compress(high, shown)]),
-    )
+    lowest = min(itertools.compress(low, shown), default=top)
+    highest = max(itertools.compress(high, shown), default=bottom)
+    margin = _MARGIN * (max(top, highest) - min(bottom, lowest))
+    axes.set_ylim(min(bottom, lowest - margin), max(top, highest + margin))

@@ -14,7 +14,8 @@ from anywidth._version import __version__
 
 def provenance(device: torch.device) -> dict[str, str]:
     """Versions, commit and device of the present process."""
-    name = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    name = f"{platform.machine()} CPU, {threads} thread{'s' if threads > 1 else ''}"
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     return {

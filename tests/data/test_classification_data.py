@@ -122,7 +122,7 @@ def test_corrupt_files_are_skipped_only_if_asked(image_folder: Path) -> None:
     ("arguments", "options", "message"),
     [
         (("cifar",), {}, "'cifar': expected one of 'bundled', .*'folder', or a folder's path"),
-        (("folder",), {}, "'folder' needs root"),
+        (("folder",), {}, "'folder' needs to know where: .* --data-dir .* root in code"),
         (("/no/such/folder",), {}, "/no/such/folder/train is not a folder"),
         (("bundled",), {"validation": "train"}, "validation='train': expected 'test' or 'split'"),
         (("bundled",), {"image_size": 32}, "image_size=32, but the images of 'bundled' are 28"),
@@ -137,6 +137,20 @@ def test_bad_requests_say_what_is_expected(
 ) -> None:
     with pytest.raises(AnywidthError, match=message):
         load_classification(*arguments, **options)
+
+
+@pytest.mark.parametrize("name", ["folder", "cifar10"])
+def test_a_missing_torchvision_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    program = (
+        "import sys; sys.modules['torchvision'] = None\n"
+        "from anywidth.data.classification import load_classification\n"
+        f"load_classification({name!r}, {str(tmp_path)!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("anywidth.errors.AnywidthError: ")
+    assert "pip install 'anywidth[cli]'" in last
 
 
 def test_bundled_images_need_torch_alone() -> None:
