@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch.fx import Node
 
 from anywidth.groups import AttributeSlot, Axis, ChannelGroup, CostTerm, Plan, Segment
-from anywidth.layers import attribute_slots
+from anywidth.trace.attributes import attribute_slots
 from anywidth.trace.solver import Pieces, TracedAxis
 from anywidth.trace.value import Context, Traced
 
