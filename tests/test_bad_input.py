@@ -308,7 +308,7 @@ def test_version_and_help() -> None:
 
 
 def test_show_lists_the_values_a_field_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anywidth.commands.train.console._width", 200)
+    monkeypatch.setenv("COLUMNS", "200")
     shown = command("train", "--show").output
     for allowed in ("us | s | i", "sandwich | random | min+random | max+random", "test | split",
                     "exact | moving", "auto | float32 | bfloat16", "above 0"):  # fmt: skip

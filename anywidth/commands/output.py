@@ -16,9 +16,10 @@ class _Output(Console):
     @property
     def size(self) -> ConsoleDimensions:
         found = super().size
-        if self.is_terminal or "COLUMNS" in os.environ:
-            return found
-        return ConsoleDimensions(_WIDTH_OF_A_PIPE, found.height)
+        asked = os.environ.get("COLUMNS", "")
+        if asked.isdigit():
+            return ConsoleDimensions(int(asked), found.height)
+        return found if self.is_terminal else ConsoleDimensions(_WIDTH_OF_A_PIPE, found.height)
 
     @size.setter
     def size(self, new: tuple[int, int]) -> None:
