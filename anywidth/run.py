@@ -19,15 +19,12 @@ import hashlib
 import json
 import logging
 import os
-import random
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from anywidth.config import Config, ConfigType, from_json, to_json
@@ -36,7 +33,6 @@ from anywidth.files import (
     decode_tensors,
     encode_tensors,
     errors_that_name,
-    flatten_state,
     is_leftover,
     load_tensors,
     read_bytes,
@@ -46,7 +42,6 @@ from anywidth.files import (
     save_tensors,
     sync_folder,
     temporary_path,
-    unflatten_state,
     write_atomically,
     write_json,
 )
@@ -383,41 +378,6 @@ class Run:
         os.rename(folder, temporary)
         remove(temporary)
         self._refused.discard(folder)
-
-
-def capture_random_state() -> tuple[dict[str, Tensor], Any]:
-    """The state of every random generator in use (torch, CUDA, Python, NumPy), flattened."""
-    version, words, gauss = random.getstate()
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "python": (version, torch.tensor(words), gauss),
-    }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    if "numpy" in sys.modules:
-        import numpy
-
-        legacy = numpy.random.get_state(legacy=False)
-        key = torch.tensor(legacy["state"]["key"].tolist())
-        state["numpy"] = {**legacy, "state": {"key": key, "pos": int(legacy["state"]["pos"])}}
-    return flatten_state(state)
-
-
-def restore_random_state(tensors: Tensors, structure: Any) -> None:
-    """Puts the generators back to where `capture_random_state` found them."""
-    state = unflatten_state(tensors, structure)
-    torch.set_rng_state(state["torch"])
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words.tolist()), gauss))
-    if "cuda" in state and torch.cuda.is_available():
-        for device, value in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
-            torch.cuda.set_rng_state(value, device)
-    if "numpy" in state:
-        import numpy
-
-        inner = state["numpy"]["state"]
-        key = numpy.array(inner["key"].tolist(), dtype=numpy.uint32)
-        numpy.random.set_state({**state["numpy"], "state": {**inner, "key": key}})
 
 
 def _position(folder: Path) -> tuple[int, int]:

@@ -20,7 +20,8 @@ from anywidth.errors import AnywidthError
 from anywidth.files import flatten_state, unflatten_state
 from anywidth.metrics import MetricsLog
 from anywidth.progress import training_progress
-from anywidth.run import Run, capture_random_state, restore_random_state
+from anywidth.random_state import capture_random_state, restore_random_state
+from anywidth.run import Run
 from anywidth.statistics import load_statistics, statistics_to_tensors
 from anywidth.step import SandwichStep, StepResult
 

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from anywidth.config import from_json
 from anywidth.errors import AnywidthError
-from anywidth.run import Run, capture_random_state, restore_random_state
+from anywidth.random_state import capture_random_state, restore_random_state
+from anywidth.run import Run
 
 
 @dataclass(frozen=True)
