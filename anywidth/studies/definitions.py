@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from anywidth.studies import findings
 from anywidth.studies.parts import Measurement, Network, Picture, Setting, Study, Training, training
 
@@ -28,29 +26,23 @@ US_V2 = training(MOBILENET_V2)
 S_V2 = training(MOBILENET_V2, method="s")
 I_V2 = tuple(training(MOBILENET_V2, method="i", width=w) for w in MOBILENET_V2.widths)
 NONUNIFORM = training(MOBILENET_V1, nonuniform=True)
-# Unlike the paper's, the networks of studies that use `_few` draw their random widths from so many
-# configurations, evenly spread over their range; `drawn-widths` shows what that does by itself.
+# As many configurations as d = 8 has: the 1,513 of d = 1 do not fit in memory as captured graphs.
+US_V1_BY_ONE = training(MOBILENET_V1, divisor=1, lattice=187)
+# Only `drawn-widths` draws random widths from so few configurations, to show what that does.
 FEW = 16
 # An eighth of the minutes that its trainings took, eight processes side by side.
 H200 = "CIFAR-10, an H200 that trains eight at once under MPS"
 
 
-def _few(**changes: Any) -> Training:
-    return training(MOBILENET_V1, lattice=FEW, **changes)
-
-
-US_V1_FEW = _few()
-
-
 def _us(label: str, one: Training = US_V1, paper: tuple[str, str] | None = None) -> Setting:
     """A line of MobileNet v1's for which the paper's default US-Net is the unchanged one."""
-    if one in (US_V1, US_V1_FEW) and paper is None:
+    if one == US_V1 and paper is None:
         paper = ("main", "us-net")
     return Setting(label, MOBILENET_V1, (one,), CALIBRATED, paper=paper)
 
 
 def _without_distillation(rule: str) -> Training:
-    return _few(rule=rule, widths_per_step=3, distill=False)
+    return training(MOBILENET_V1, rule=rule, widths_per_step=3, distill=False)
 
 
 STUDIES: tuple[Study, ...] = (
@@ -116,9 +108,9 @@ STUDIES: tuple[Study, ...] = (
         "figure 6",
         "narrow widths that learn from the full width, from true labels, or from both",
         (
-            _us("inplace distillation", US_V1_FEW),
-            _us("true labels alone", _few(distill=False)),
-            _us("half true labels", _few(truth=0.5)),
+            _us("inplace distillation"),
+            _us("true labels alone", training(MOBILENET_V1, distill=False)),
+            _us("half true labels", training(MOBILENET_V1, truth=0.5)),
         ),
         findings.distillation,
         minutes={H200: 6},
@@ -146,9 +138,9 @@ STUDIES: tuple[Study, ...] = (
         "figure 7",
         "the narrowest width trained, k0 = 0.25, 0.35 and 0.05",
         (
-            _us("k0 = 0.25", US_V1_FEW),
-            _us("k0 = 0.35", _few(low=0.35)),
-            _us("k0 = 0.05", _few(low=0.05)),
+            _us("k0 = 0.25"),
+            _us("k0 = 0.35", training(MOBILENET_V1, low=0.35)),
+            _us("k0 = 0.05", training(MOBILENET_V1, low=0.05)),
         ),
         findings.lower_bound,
         widths=(0.05, 0.25, 0.35, 0.5, 0.75, 1.0),
@@ -158,7 +150,7 @@ STUDIES: tuple[Study, ...] = (
         "divisor",
         "figure 8",
         "channels in multiples of d = 8 and of 1",
-        (_us("d = 8", US_V1_FEW), _us("d = 1", _few(divisor=1))),
+        (_us("d = 8"), _us("d = 1", US_V1_BY_ONE)),
         findings.divisor,
         minutes={H200: 4},
     ),
@@ -180,9 +172,9 @@ STUDIES: tuple[Study, ...] = (
         f"random widths drawn from all configurations, or from {FEW} of them",
         (
             _us("n = 4, all"),
-            _us(f"n = 4, {FEW}", US_V1_FEW),
+            _us(f"n = 4, {FEW}", training(MOBILENET_V1, lattice=FEW)),
             _us("n = 5, all", training(MOBILENET_V1, widths_per_step=5)),
-            _us(f"n = 5, {FEW}", _few(widths_per_step=5)),
+            _us(f"n = 5, {FEW}", training(MOBILENET_V1, widths_per_step=5, lattice=FEW)),
         ),
         findings.drawn_widths,
         minutes={H200: 7},
@@ -227,8 +219,12 @@ STUDIES: tuple[Study, ...] = (
         "table 4",
         "US-MobileNet v1 with and without output averaging",
         (
-            _us("US-Net", US_V1_FEW, ("output_averaging", "off")),
-            _us("output averaging", _few(average_outputs=True), ("output_averaging", "on")),
+            _us("US-Net", US_V1, ("output_averaging", "off")),
+            _us(
+                "output averaging",
+                training(MOBILENET_V1, average_outputs=True),
+                ("output_averaging", "on"),
+            ),
         ),
         findings.output_averaging,
         minutes={H200: 3.5},
