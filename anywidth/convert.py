@@ -12,7 +12,14 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from anywidth.errors import AnywidthError
 from anywidth.groups import Plan
-from anywidth.layers import is_narrowed, is_switched_norm, narrow, new_statistics, widen
+from anywidth.layers import (
+    buffers_kept,
+    is_narrowed,
+    is_switched_norm,
+    narrow,
+    new_statistics,
+    widen,
+)
 from anywidth.state import STATE, SlimmableState, is_converted, state_of, tensor_owners
 from anywidth.trace import plan as make_plan
 from anywidth.verification import verify
@@ -43,7 +50,8 @@ def slimmable(
         example_input: as for `anywidth.plan`; needed without a plan, or where that was made with
             arguments other than tensors, numbers and text.
         average_outputs: scale each layer's output by full over active inputs (the paper's output
-            averaging, appendix).
+            averaging, appendix). A weight that is computed, or used outside its layer too, is not
+            scaled.
         verified: after converting, run some widths and compare the sliced network with the
             extracted one. A group that fails is pinned at full size, with a note in the plan.
         strict: raise instead of pinning.
@@ -80,7 +88,8 @@ def slimmable(
     try:
         _apply(model, plan, average_outputs)
         if verified:
-            verify(model, strict=strict, example_input=example_input)
+            with buffers_kept(model):
+                verify(model, strict=strict, example_input=example_input)
         _track_ends(model)
     except BaseException:
         _undo(model)

@@ -15,7 +15,7 @@ from anywidth.convert import at_width
 from anywidth.errors import AnywidthError
 from anywidth.extraction import extract_quietly
 from anywidth.groups import Plan
-from anywidth.layers import uncalibrated_allowed
+from anywidth.layers import buffers_kept, uncalibrated_allowed
 from anywidth.state import state_of
 from anywidth.trial import example_inputs
 from anywidth.width import ChannelConfig, Width
@@ -100,7 +100,12 @@ def latency(
     modes = {module: module.training for module in timed.modules()}
     timed.eval()
     try:
-        with at_width(model, config), uncalibrated_allowed(model), torch.no_grad():
+        with (
+            buffers_kept(model),
+            at_width(model, config),
+            uncalibrated_allowed(model),
+            torch.no_grad(),
+        ):
             for _ in range(warmup):
                 timed(*inputs)
             times = [_time(timed, inputs) for _ in range(repeats)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -40,12 +42,12 @@ def extract(model: nn.Module, width: Width, fold: bool = False) -> nn.Module:
     width's, with a warning: good enough to fine-tune from, not to evaluate.
     """
     state = state_of(model)
-    _detach_computed_weights(model)
     before = state.width
     state.set(model, width)
     try:
         _warn_if_uncalibrated(model, state.config == state.plan.full, width)
-        small = copy.deepcopy(model, _active_copies(model))
+        with _without_graphs(model):
+            small = copy.deepcopy(model, _active_copies(model))
     finally:
         state.set(model, before)
     drop_fast_paths(small)
@@ -148,10 +150,25 @@ def _weight_norm_hooks(model: nn.Module) -> list[tuple[nn.Module, WeightNorm]]:
     ]
 
 
-def _detach_computed_weights(model: nn.Module) -> None:
-    # torch cannot copy a tensor that carries a graph; the next forward computes it anew.
-    for module, hook in _weight_norm_hooks(model):
-        setattr(module, hook.name, getattr(module, hook.name).detach())
+@contextlib.contextmanager
+def _without_graphs(model: nn.Module) -> Iterator[None]:
+    """Detaches the weights that hooks computed: torch cannot copy a tensor that carries a graph.
+
+    The next forward computes them anew.
+    """
+    computed = [
+        (vars(module), name, value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, Tensor) and not value.is_leaf
+    ]
+    for attributes, name, value in computed:
+        attributes[name] = value.detach()
+    try:
+        yield
+    finally:
+        for attributes, name, value in computed:
+            attributes[name] = value
 
 
 def _compute_weights(model: nn.Module) -> None:

@@ -19,6 +19,8 @@ def fold_norms(model: nn.Module, folds: list[tuple[str, str]]) -> None:
         layer, norm = model.get_submodule(layer_path), model.get_submodule(norm_path)
         if not isinstance(layer, nn.Linear | _ConvNd) or not only_normalises(norm):
             continue
+        if any(m._forward_hooks or m._forward_pre_hooks for m in (layer, norm)):
+            continue  # which see, and may change, what merging leaves no trace of
         if norm.running_mean is not None and norm.running_var is not None:
             _merge(layer, norm, norm.running_mean, norm.running_var)
             parent, _, name = norm_path.rpartition(".")

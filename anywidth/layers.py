@@ -280,10 +280,11 @@ def tracked_statistics(model: nn.Module, config: ChannelConfig | None = None) ->
 
 
 @contextlib.contextmanager
-def statistics_kept(model: nn.Module) -> Iterator[None]:
-    """Puts back the running statistics of all widths that passes in between have changed."""
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Puts back what passes in between have changed: buffers, and statistics of all widths."""
     entries = tracked_statistics(model)
     ready = [entry.ready for entry in entries]
+    held = [(module, dict(module._buffers)) for module in model.modules()]
     tensors = list(model.buffers())
     for entry in entries:
         tensors += [entry.running_mean, entry.running_var, entry.num_batches_tracked]
@@ -291,6 +292,8 @@ def statistics_kept(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        for module, buffers in held:
+            module._buffers.update(buffers)  # a forward may have assigned others
         with torch.no_grad():
             for tensor, value in zip(tensors, before, strict=True):
                 tensor.copy_(value)

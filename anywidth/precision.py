@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from anywidth.layers import statistics_kept
+from anywidth.layers import buffers_kept
 
 # Quicker passes are too short to tell apart, and have nothing to gain.
 _SHORTEST_PASS = 0.02
@@ -46,7 +46,7 @@ def faster_dtype(model: nn.Module, loss: Callable[[], Tensor]) -> torch.dtype | 
         return time.perf_counter() - started
 
     try:
-        with statistics_kept(model):
+        with buffers_kept(model):
             plain, short = [seconds(False)], [float("inf")]
             # In turns, so that whatever else the machine does slows down both.
             while len(short) <= _REPEATS and min(plain) >= _SHORTEST_PASS:

@@ -9,7 +9,15 @@ from torch import nn
 
 from anywidth.errors import AnywidthError
 from anywidth.groups import Axis, Plan, Segment
-from anywidth.layers import Cut, cut_name, held_tensor, is_switched_norm, norm_values, scale_name
+from anywidth.layers import (
+    Cut,
+    cut_name,
+    held_tensor,
+    is_narrowed,
+    is_switched_norm,
+    norm_values,
+    scale_name,
+)
 from anywidth.width import ChannelConfig, Width
 
 STATE = "_anywidth"
@@ -84,7 +92,7 @@ class SlimmableState:
 
 def is_converted(model: nn.Module) -> bool:
     """Whether a network, or a part of it, has been converted."""
-    return any(STATE in module.__dict__ for module in model.modules())
+    return any(STATE in module.__dict__ or is_narrowed(module) for module in model.modules())
 
 
 def state_of(model: nn.Module) -> SlimmableState:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.hooks import RemovableHandle
 
 from anywidth.calibration_batches import calibration_batches
@@ -77,6 +78,7 @@ def calibrate(
         with (
             _only_norms_training(model, norms),
             _writing_to(norms, fresh, state.plan.full),
+            _counting_batches(norms),
             _RepeatedNorms(None if method == "exact" else momentum) as repeated,
             torch.no_grad(),
         ):
@@ -228,6 +230,23 @@ def _writing_to(
         for norm, (bank, buffers) in zip(norms, before, strict=True):
             norm.__dict__["_bank"] = bank
             norm._buffers.update(buffers)
+
+
+@contextlib.contextmanager
+def _counting_batches(norms: Sequence[nn.Module]) -> Iterator[None]:
+    """Has instance norms count what they see, as batch norms do by themselves."""
+
+    def count(norm: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        norm.num_batches_tracked.add_(1)  # type: ignore[operator]
+
+    hooks = [
+        norm.register_forward_pre_hook(count) for norm in norms if isinstance(norm, _InstanceNorm)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class _RepeatedNorms:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -73,6 +74,35 @@ def assert_agrees(model: nn.Module, *inputs: Any, tolerance: float = TOLERANCE) 
             assert count == aw.parameter_count(model, config)
 
 
+def active_entries(plan: aw.Plan, name: str, config: aw.ChannelConfig) -> Tensor:
+    """Which entries of a parameter a configuration uses."""
+    shape = plan.shapes[name]
+    active = torch.ones(shape, dtype=torch.bool)
+    for dim, axis in enumerate(plan.tensors[name]):
+        if axis is not None:
+            kept = torch.zeros(shape[dim], dtype=torch.bool)
+            for start, length in plan.axis_ranges(axis, config):
+                kept[start : start + length] = True
+            active &= kept.view([-1 if i == dim else 1 for i in range(len(shape))])
+    return active
+
+
+def assert_is_whole_with_zeros(model: nn.Module, original: nn.Module, *inputs: Any) -> None:
+    """A narrow network gives what the whole one does with all other weights set to zero.
+
+    Extracted networks are cut as sliced ones are; this tells whether they are cut in the right
+    places. It holds where zeros stay zeros up to the next layer.
+    """
+    plan = aw.plan_of(model)
+    model.eval()
+    for config in configurations(model):
+        whole = copy.deepcopy(original).eval()
+        with torch.no_grad(), aw.at_width(model, config):
+            for name, parameter in whole.named_parameters():
+                parameter.mul_(active_entries(plan, name, config))
+            assert_close(model(*inputs), whole(*inputs))
+
+
 def assert_gradients(model: nn.Module, config: aw.ChannelConfig, *inputs: Any) -> None:
     """After a backward at `config`, the active slice has the extracted network's gradient.
 
@@ -92,13 +122,7 @@ def assert_gradients(model: nn.Module, config: aw.ChannelConfig, *inputs: Any) -
             assert twin is None or not twin.any(), name
             assert parameter.grad is None or not parameter.grad.any(), name
             continue
-        active = torch.ones(parameter.shape, dtype=torch.bool)
-        for dim, axis in enumerate(plan.tensors[name]):
-            if axis is not None:
-                kept = torch.zeros(parameter.shape[dim], dtype=torch.bool)
-                for start, length in plan.axis_ranges(axis, config):
-                    kept[start : start + length] = True
-                active &= kept.view([-1 if i == dim else 1 for i in range(parameter.dim())])
+        active = active_entries(plan, name, config)
         assert int(active.sum()) == twin.numel(), name
         assert not parameter.grad[~active].any(), f"{name} has gradient outside its slice"
         assert_close(parameter.grad[active], twin.flatten(), 1e-4)

@@ -102,3 +102,18 @@ def test_a_network_of_several_arguments_is_trained_and_calibrated() -> None:
         torch.testing.assert_close(model.norm.eval().running_mean, values.mean(0))
     with pytest.raises(aw.AnywidthError, match=r"shapes \(9, 8\), \(5, 8\)"):
         aw.calibrate(model, [((inputs[0], inputs[1][:5]),)], [0.5])
+
+
+def test_instance_norms_that_keep_statistics_are_calibrated() -> None:
+    norm = nn.InstanceNorm2d(16, track_running_stats=True)
+    model = nn.Sequential(nn.Conv2d(1, 16, 3), norm, nn.ReLU(), nn.Conv2d(16, 4, 1))
+    aw.slimmable(model, None, RANGE, example_input=torch.randn(2, 1, 12, 12))
+    batches = batches_of([8, 8, 4])
+    aw.calibrate(model, batches, [0.5, 1.0])
+    assert not norm._forward_pre_hooks
+    assert aw.calibrated_widths(model) == [0.5, 1.0]
+    for width, channels in ((0.5, 8), (1.0, 16)):
+        with torch.no_grad(), aw.at_width(model, width):
+            met = model[0](torch.cat(list(batches)))
+            assert norm.running_mean.shape == (channels,)
+            torch.testing.assert_close(norm.running_mean, met.mean((0, 2, 3)), atol=1e-5, rtol=1e-4)

@@ -143,6 +143,35 @@ def test_parent_of_a_converted_part(x: Tensor) -> None:
         aw.slimmable(model, example_input=x)
 
 
+def test_parent_of_layers_converted_elsewhere(x: Tensor) -> None:
+    first = convert(network(), x)
+    second = nn.Sequential(first[0], nn.Conv2d(16, 4, 1))
+    with pytest.raises(aw.AnywidthError, match="converted already"):
+        aw.slimmable(second, example_input=x)
+    with aw.at_width(first, 0.5), uncalibrated_allowed(first):
+        assert_close(first(x), extract_quietly(first, 0.5)(x), 1e-5)
+
+
+def test_buffers_that_evaluation_updates_are_as_before(x: Tensor) -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+            self.register_buffer("mean", torch.zeros(16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen = self.seen + 1
+            with torch.no_grad():
+                self.mean.add_((x.mean((0, 2, 3)) - self.mean) / self.seen)
+            return x - self.mean[:, None, None]
+
+    model = nn.Sequential(nn.Conv2d(3, 16, 1), Counting(), nn.Conv2d(16, 4, 1))
+    aw.slimmable(model, example_input=x)
+    aw.latency(model, 0.5, repeats=2)
+    assert model[1].seen == 0
+    assert not model[1].mean.any()
+
+
 def test_at_width_restores_on_exceptions(x: Tensor) -> None:
     model = convert(network(), x)
     aw.set_width(model, 0.5)

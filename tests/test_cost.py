@@ -99,6 +99,40 @@ def test_einsum_over_several_axes() -> None:
         assert aw.macs(model, config) == counted(extract_quietly(model, config), x[:1])
 
 
+def test_einsum_of_three_is_counted_as_torch_works_it_out() -> None:
+    class LowRank(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Linear(6, 16)
+            self.down = nn.Parameter(torch.randn(16, 4))
+            self.up = nn.Parameter(torch.randn(4, 5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.einsum("bi,ir,ro->bo", self.stem(x), self.down, self.up)
+
+    x = torch.randn(2, 6)
+    model = convert(LowRank(), x)
+    for config in configurations(model):
+        assert aw.macs(model, config) == counted(extract_quietly(model, config), x[:1])
+
+
+@pytest.mark.parametrize("examples", [2, 16])
+def test_what_is_learned_counts_once_for_each_example_it_is_expanded_to(examples: int) -> None:
+    class Constant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.constant = nn.Parameter(torch.randn(1, 8, 4, 4))
+            self.conv, self.style = nn.Conv2d(8, 16, 1), nn.Linear(6, 16)
+            self.head = nn.Conv2d(16, 3, 1)
+
+        def forward(self, z: Tensor) -> Tensor:
+            y = self.conv(self.constant.expand(z.shape[0], -1, -1, -1))
+            return self.head(y * self.style(z)[:, :, None, None])
+
+    plan = aw.plan(Constant(), torch.randn(examples, 6))
+    assert aw.macs(plan, 1.0) == 16 * (8 * 16 + 16 * 3) + 6 * 16
+
+
 def test_auxiliary_heads_are_not_counted_but_narrow() -> None:
     class Auxiliary(nn.Module):
         def __init__(self) -> None:

@@ -13,6 +13,7 @@ import torchvision
 from agreement import assert_close, configurations, convert, stir
 from test_patterns import hook_weight_norm
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import anywidth as aw
 from anywidth.extraction import extract_quietly
@@ -199,6 +200,33 @@ def test_norm_read_by_others_is_not_folded() -> None:
     assert not aw.plan_of(model).folds
     model.eval()
     assert_close(model(x), aw.extract(model, 1.0, fold=True)(x), 1e-4)
+
+
+def test_a_norm_with_a_hook_is_not_folded() -> None:
+    x = torch.randn(IMAGE)
+    model = nn.Sequential(nn.Conv2d(3, 16, 1), nn.BatchNorm2d(16), nn.Conv2d(16, 4, 1))
+    model[1].register_forward_hook(lambda module, arguments, output: 2 * output)
+    convert(model, x)
+    stir(model, [x])
+    model.eval()
+    assert_close(model(x), aw.extract(model, 1.0, fold=True)(x), 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["spectral norm", "pruned"])
+def test_weights_that_hooks_compute_can_be_extracted_in_training(kind: str) -> None:
+    x = torch.randn(IMAGE)
+    hooked = nn.Conv2d(16, 16, 1)
+    if kind == "spectral norm":
+        nn.utils.spectral_norm(hooked)
+    else:
+        prune.l1_unstructured(hooked, "weight", 0.3)
+    model = convert(nn.Sequential(nn.Conv2d(3, 16, 1), hooked, nn.Conv2d(16, 4, 1)), x)
+    loss = model.train()(x).sum()
+    small = extract_quietly(model, 0.5).eval()
+    loss.backward()  # through what extracting has left as it was
+    model.eval()
+    with aw.at_width(model, 0.5):
+        assert_close(model(x), small(x), 1e-5)
 
 
 @pytest.mark.parametrize("wrap", [nn.utils.parametrizations.weight_norm, hook_weight_norm])

@@ -242,6 +242,24 @@ def test_depthwise_outputs_are_not_averaged() -> None:
     assert "2.weight" in plan.inputs
 
 
+def test_a_tied_embedding_is_not_averaged() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.mix = nn.Embedding(11, 16), nn.Linear(16, 16)
+            self.head = nn.Linear(16, 11, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.mix(self.embed(x)).relu())
+
+    words = torch.randint(11, (2, 5))
+    model = convert(Tied(), words, average_outputs=True)
+    with aw.at_width(model, 0.5), torch.no_grad():
+        assert torch.equal(model.embed(words), model.embed._parameters["weight"][words][..., :8])
+        assert model.mix.weight[0, 0] == 2 * model.mix._parameters["weight"][0, 0]
+
+
 # ---- batch-norm statistics ---------------------------------------------------------------------
 
 

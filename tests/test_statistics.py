@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import anywidth as aw
 from anywidth.convert import track_statistics
 from anywidth.files import load_tensors, save_tensors
-from anywidth.layers import Statistics, statistics_kept
+from anywidth.layers import Statistics, buffers_kept
 from anywidth.statistics import is_full_width_new, load_statistics, statistics_to_tensors
 
 Moments = list[tuple[Tensor, Tensor]]
@@ -438,7 +438,7 @@ def test_passes_that_leave_no_trace() -> None:
     model = converted().train()
     images, _ = images_and_labels(16)
     before = {name: tensor.clone() for name, tensor in statistics_to_tensors(model)[0].items()}
-    with statistics_kept(model):
+    with buffers_kept(model):
         for width in (0.25, 1.0):
             with aw.at_width(model, width):
                 model(images)

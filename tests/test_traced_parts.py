@@ -273,3 +273,24 @@ def test_cost_is_that_of_one_example_however_it_is_given() -> None:
             return self.second(self.first(batch["x"]))
 
     assert aw.macs(aw.plan(Named(), ({"x": torch.randn(3, 8)},)), 1.0) == 8 * 16 + 16 * 4
+
+
+def test_a_plan_says_which_statistics_all_widths_share() -> None:
+    class OwnNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(16))
+            self.register_buffer("shift", torch.zeros(16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.training:
+                return x - self.mean + self.shift
+            mean = x.mean(0)
+            with torch.no_grad():
+                self.mean.lerp_(mean, 0.1)
+            return x - mean + self.shift
+
+    model = nn.Sequential(nn.Linear(8, 16), OwnNorm(), nn.BatchNorm1d(16), nn.Linear(16, 3))
+    assert aw.plan(model, torch.randn(2, 8)).notes == [
+        "all widths update the one 1.mean in training, and calibrate() leaves it as it is"
+    ]

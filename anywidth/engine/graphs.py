@@ -25,7 +25,7 @@ from anywidth.engine.passes import Objective, detached
 from anywidth.engine.trees import copy_into, leaves, map_tensors, signature
 from anywidth.fast_layers import weights_read_cast
 from anywidth.kernels.shared_buffers import gradients_added_to, is_used, mark_used, weights_cast_to
-from anywidth.layers import Statistics, is_switched_norm, statistics_kept, tracked_statistics
+from anywidth.layers import Statistics, buffers_kept, is_switched_norm, tracked_statistics
 from anywidth.width import ChannelConfig
 
 # (configuration, whether it learns from a teacher)
@@ -122,7 +122,7 @@ class GraphEngine:
         self.stray = signature((inputs, targets))  # a batch like those to come
         if not self.can_capture or not self._take(inputs, targets):
             return
-        with statistics_kept(self.model):
+        with buffers_kept(self.model):
             for index, config in enumerate(configs):
                 key = (config, index > 0 and self.objective.distill is not None)
                 if key not in self.captured:

@@ -16,7 +16,7 @@ from anywidth.trace.value import Context, Traced
 Guesses = dict[Node, list[tuple[tuple[int, ...], tuple[Axis, ...]]]]
 
 
-def build_plan(context: Context, tensors: dict[str, Traced], batch: int) -> tuple[Plan, Guesses]:
+def build_plan(context: Context, tensors: dict[str, Traced]) -> tuple[Plan, Guesses]:
     solver = context.solver
     names, units = _name_groups(context, tensors)
     makers = _layers_by_variable(context, context.makers)
@@ -56,21 +56,21 @@ def build_plan(context: Context, tensors: dict[str, Traced], batch: int) -> tupl
     def cost_of(layer: str, factor: int, axes: Sequence[Pieces], is_batched: bool) -> CostTerm:
         kept = [(axis, axis_of(axis)) for axis in axes]
         whole = math.prod(solver.size(solver.expand(a)) for a, segments in kept if segments is None)
-        once = factor * whole // (batch if is_batched else 1)
+        once = factor * whole // (context.batch if is_batched else 1)
         return CostTerm(layer, once, tuple(s for _, s in kept if s is not None))
 
     axes = {name: tuple(axis_of(a) for a in value.axes) for name, value in tensors.items()}
-    bound = [
+    bound = dict.fromkeys(
         AttributeSlot(path, name, segments, place)
-        for path, name, axis, place in dict.fromkeys(context.attributes)
+        for path, name, axis, place in context.attributes
         if (segments := axis_of(axis)) is not None
-    ]
+    )
     plan = Plan(
         groups=groups,
         tensors=axes,
         shapes={name: value.shape for name, value in tensors.items()},
         parameters=tuple(name for name, _ in context.model.named_parameters() if name in tensors),
-        attributes=bound + attribute_slots(context.model, axes),
+        attributes=[*bound, *attribute_slots(context.model, axes)],
         costs=[cost_of(*term) for term in context.costs],
         inputs=dict(context.inputs),
         outputs={layer: axis_of(axis) for layer, axis in context.makers},

@@ -99,3 +99,18 @@ def unused(model: nn.Module, exported: Any) -> set[str]:
     names = {name for name, _ in model.named_parameters()}
     names |= {name for name, buffer in model.named_buffers() if buffer.dim() > 0}
     return names - used
+
+
+def updated_buffers(model: nn.Module, exported: Any) -> set[str]:
+    """The names of buffers that a pass over a graph changes, torch's own norms' aside."""
+    held = held_tensors(model, exported)
+    found = set()
+    for node in exported.graph.nodes:
+        arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
+        if arguments and arguments[0].is_write:
+            changed = node.args[0]
+            while changed.op == "call_function" and changed.all_input_nodes:
+                changed = changed.all_input_nodes[0]  # a part of it, say
+            if changed.name in held:
+                found.add(held[changed.name])
+    return found

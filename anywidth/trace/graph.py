@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import Node
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves
 
 from anywidth.errors import AnywidthError
@@ -14,8 +15,15 @@ from anywidth.groups import Plan
 from anywidth.plan_parts import Example
 from anywidth.state import is_converted
 from anywidth.trace.build import Guesses, build_plan
-from anywidth.trace.export import export_graphs, export_in_mode, held_tensors, unused
+from anywidth.trace.export import (
+    export_graphs,
+    export_in_mode,
+    held_tensors,
+    unused,
+    updated_buffers,
+)
 from anywidth.trace.joins import joined_in_training, prologues
+from anywidth.trace.nodes import nodes_of
 from anywidth.trace.rehearsal import misread, narrowed_copy, rehearsal_config
 from anywidth.trace.value import Context, Misreading, Traced, shape_of
 from anywidth.trace.walk import run_rules
@@ -31,7 +39,8 @@ def plan(model: nn.Module, example_input: Any) -> Plan:
     Args:
         model: any network that `torch.export` takes.
         example_input: a tensor, or a tuple of the network's positional arguments, with a batch
-            of at least 2. Multiply-adds are counted for one example of this shape.
+            of at least 2. Multiply-adds are counted for one example of this shape, where the first
+            dimension of the first tensor is the batch.
 
     Example:
         >>> plan = anywidth.plan(torchvision.models.resnet50(), torch.randn(2, 3, 224, 224))
@@ -56,6 +65,10 @@ def plan(model: nn.Module, example_input: Any) -> Plan:
         ]
     found.example = [_described(x) for x in inputs]
     found.notes += [f"not counted: {op}" for op in context.uncounted]
+    found.notes += [
+        f"all widths update the one {name} in training, and calibrate() leaves it as it is"
+        for name in _shared_in_training(model, inputs, found, graphs)
+    ]
     hints = getattr(model, "width_hints", None)
     if hints is not None:
         hints(found)
@@ -76,8 +89,7 @@ def misread_groups(
     """
     try:
         graphs = export_graphs(model, inputs)
-        training, whole = next(iter(graphs.items()))
-        part = export_in_mode(narrow, inputs, training)
+        parts = {training: export_in_mode(narrow, inputs, training) for training in graphs}
     except Exception:
         return {}  # what cannot be exported cannot be compared
     _, found, guesses = _trace(model, inputs, graphs)
@@ -85,7 +97,8 @@ def misread_groups(
         return {}  # the plan in use was made by other means
     return {
         segment.group: f"{node.name} reshapes it in another way than the graph shows"
-        for node in misread(found, config, guesses, whole, part)
+        for training, whole in graphs.items()
+        for node in misread(found, config, guesses, whole, parts[training])
         for _, axes in guesses[node]
         for axis in axes
         for segment in axis or ()
@@ -96,20 +109,24 @@ def _trace(
     model: nn.Module, inputs: tuple[Any, ...], graphs: dict[bool, Any]
 ) -> tuple[Context, Plan, Guesses]:
     """Runs the rules, and again with what a rehearsal shows as long as that is news."""
-    training, first = next(iter(graphs.items()))
     known: dict[Node, Misreading] = {}
     while True:
-        context, tensors = _run_all_rules(model, graphs, known)
-        found, guesses = build_plan(context, tensors, _batch_size(inputs))
+        context = Context(model, _batch_size(inputs), misread=known)
+        tensors = _run_all_rules(context, graphs)
+        found, guesses = build_plan(context, tensors)
         if not guesses:
             found.rehearsed = True
             return context, found, guesses
         config = rehearsal_config(found)
-        try:
-            narrow = export_in_mode(narrowed_copy(model, found, config), inputs, training)
-        except Exception:
-            return context, found, guesses  # verification will find out why
-        wrong = misread(found, config, guesses, first, narrow)
+        wrong: dict[Node, int | None] = {}
+        for training, graph in graphs.items():
+            if guesses.keys().isdisjoint(nodes_of(graph.graph_module)):
+                continue
+            try:
+                narrow = export_in_mode(narrowed_copy(model, found, config), inputs, training)
+            except Exception:
+                return context, found, guesses  # verification will find out why
+            wrong |= misread(found, config, guesses, graph, narrow)
         if not wrong:
             found.rehearsed = True
             return context, found, guesses
@@ -118,11 +135,9 @@ def _trace(
             known[node] = Misreading(dim, times + 1)
 
 
-def _run_all_rules(
-    model: nn.Module, graphs: dict[bool, Any], known: dict[Node, Misreading]
-) -> tuple[Context, dict[str, Traced]]:
-    buffers = frozenset(name for name, _ in model.named_buffers())
-    context = Context(model, buffers=buffers, misread=known)
+def _run_all_rules(context: Context, graphs: dict[bool, Any]) -> dict[str, Traced]:
+    model = context.model
+    context.buffers = frozenset(name for name, _ in model.named_buffers())
     tensors = _fresh_tensors(context, graphs)
     _tie_attention(context, tensors)
     reports = ("costs", "uncounted", "folds", "activations")
@@ -132,7 +147,23 @@ def _run_all_rules(
         if number > 0:  # of training, only which channels go together is of interest
             vars(context).update(before)
     _keep_constants(context, tensors)
-    return context, tensors
+    return tensors
+
+
+def _shared_in_training(
+    model: nn.Module, inputs: tuple[Any, ...], found: Plan, graphs: dict[bool, Any]
+) -> list[str]:
+    """Buffers that narrow and that training updates: the statistics of a norm of one's own."""
+    own = {name for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+    narrow = [name for name in own if any(axis is not None for axis in found.tensors.get(name, ()))]
+    norms = {path for path, module in model.named_modules() if isinstance(module, _NormBase)}
+    if all(name.rpartition(".")[0] in norms for name in narrow):
+        return []
+    try:
+        training = graphs[True] if True in graphs else export_in_mode(model, inputs, True)
+    except Exception:
+        return []  # what cannot be exported cannot be looked at
+    return sorted(updated_buffers(model, training).intersection(narrow))
 
 
 def _described(argument: Any) -> Example:
@@ -207,5 +238,6 @@ def _tie_attention(context: Context, tensors: dict[str, Traced]) -> None:
                     if axis is not None:
                         context.unify(own, axis)
         same = ("embed_dim", "kdim", "vdim") if module._qkv_same_embed_dim else ("embed_dim",)
-        context.attributes.append((path, "num_heads", heads, None))
-        context.attributes += [(path, name, width, None) for name in same]
+        context.bind(path, "num_heads", heads)
+        for name in same:
+            context.bind(path, name, width)

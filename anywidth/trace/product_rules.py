@@ -63,9 +63,37 @@ def einsum(context: Context, a: Arguments) -> Traced:
         context.made += _learned(context, tensor, own)
     axes = {letter: context.live(axis) for letter, axis in axes.items()}
     value = context.output([axes[letter] for letter in right])
-    if len(terms) > 1:
-        context.cost(value, [(sizes[x], axes[x]) for x in sizes if x not in right])
+    for letters in _products(terms, right):
+        context.cost(Traced((), ()), [(sizes[x], axes[x]) for x in letters])
     return value
+
+
+def _products(terms: Sequence[str], right: str) -> list[list[str]]:
+    """The letters of each product of two, from left to right as torch works it out.
+
+    What one factor alone has and nothing asks for later is summed before.
+    """
+    found = []
+    done = terms[0]
+    for number, term in enumerate(terms[1:], 2):
+        later = {*right, *"".join(terms[number:])}
+        both = dict.fromkeys(done + term)
+        found.append([x for x in both if x in later or (x in done and x in term)])
+        done = "".join(x for x in both if x in later)
+    return found
+
+
+def _shared_heads(context: Context, queries: Traced, tensor: Traced) -> Traced:
+    """Keys or values as every head of the queries sees them: each in turn for some neighbours."""
+    if tensor.shape[-3] == 1:
+        return tensor
+    times = queries.shape[-3] // tensor.shape[-3]
+    heads = context.live(tensor.axes[-3])
+    repeated = None if heads is None else tuple((variable, m * times) for variable, m in heads)
+    return Traced(
+        (*tensor.shape[:-3], queries.shape[-3], *tensor.shape[-2:]),
+        (*tensor.axes[:-3], repeated, *tensor.axes[-2:]),
+    )
 
 
 def attention(context: Context, a: Arguments) -> Traced:
@@ -73,6 +101,8 @@ def attention(context: Context, a: Arguments) -> Traced:
     q, k, v = a.query, a.key, a.value
     context.unify(q.axes[-1], k.axes[-1])
     context.unify(k.axes[-2], v.axes[-2])
+    if getattr(a, "enable_gqa", False):
+        k, v = (_shared_heads(context, q, t) for t in (k, v))
     batch = context.broadcast(
         [Traced(t.shape[:-2], t.axes[:-2]) for t in (q, k, v)], shape_of(context.meta)[:-2]
     )

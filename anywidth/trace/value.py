@@ -43,6 +43,7 @@ class Context:
     """The state of one trace; rules report through it."""
 
     model: nn.Module
+    batch: int = 1
     buffers: frozenset[str] = frozenset()
     misread: dict[Node, Misreading] = field(default_factory=dict)
     # Operations whose sizes were worked out in Python, with the results that rules guess.
@@ -149,7 +150,18 @@ class Context:
         """Lets an attribute of the present module follow an axis, if the module has it."""
         module = self.model.get_submodule(self.layer)
         if axis is not None and name in vars(module):
-            self.attributes.append((self.layer, name, axis, place))
+            self.bind(self.layer, name, axis, place)
+
+    def bind(self, path: str, name: str, axis: Pieces, place: int | None = None) -> None:
+        """Has an attribute follow an axis, and all axes it follows shrink together.
+
+        It is one number, however many operations read it.
+        """
+        module = self.model.get_submodule(path)
+        for other, known, followed, at in self.attributes:
+            if (known, at) == (name, place) and self.model.get_submodule(other) is module:
+                self.unify(followed, axis)
+        self.attributes.append((path, name, axis, place))
 
     def cost(self, value: Traced, inner: Sequence[tuple[int, TracedAxis]], times: int = 1) -> None:
         """Counts the multiply-adds of a product: its result, times the axes summed over."""

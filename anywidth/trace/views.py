@@ -101,7 +101,7 @@ def _follow_attribute(context: Context, axis: Pieces, size: int, times: int) -> 
         if type(number) is int and number == size and not name.startswith("_")
     ]
     if times <= len(names):
-        context.attributes.append((context.layer, names[times - 1], axis, None))
+        context.bind(context.layer, names[times - 1], axis)
     else:
         context.solver.fix(axis, _hidden(context))
 
@@ -136,7 +136,7 @@ def _split(
     for part in parts:
         context.unify(part, tuple((variable, m * after) for variable, m in found))
     if heads:
-        context.attributes.append((*heads[1], found, None))
+        context.bind(*heads[1], found)
     return place, solver.expand(found)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from anywidth.trace.joins import ACTIVATIONS
-from anywidth.trace.nodes import layer_of, op_name, region_of
+from anywidth.trace.nodes import layer_of, op_name, region_of, shapes_of
 from anywidth.trace.rules import MAKERS, RULES
 from anywidth.trace.value import Context, Traced, shape_of
 
@@ -28,6 +28,11 @@ def run_rules(
         if name is None:
             walk.batched.add(node)
     outputs = walk.run(exported.graph_module)
+    for node in exported.graph.find_nodes(op="placeholder"):
+        uses = {op_name(user.target) for user in node.users}
+        if uses - MAKERS.keys() and uses & MAKERS.keys():
+            # Averaging would scale a tied embedding too.
+            context.inputs.pop(held.get(node.name, ""), None)
     context.fix_all(outputs, "is an output of the model")
     walk.report_joins()
 
@@ -67,7 +72,7 @@ class Walk:
     def _call(self, node: Node) -> None:
         context = self.context
         is_batched = any(n in self.batched for n in node.all_input_nodes)
-        if is_batched:
+        if is_batched or self._makes_batch(node):
             self.batched.add(node)
         region = region_of(node)
         if region is not None:
@@ -87,6 +92,19 @@ class Walk:
                 self._foldable.add(node)
         elif context.op == "batch_norm":
             self._note_norm(node)
+
+    def _makes_batch(self, node: Node) -> bool:
+        """Whether an operation makes something for each example: a first state, learned queries."""
+        shapes = shapes_of(node.meta.get("val"))
+        read = [shape for n in node.all_input_nodes for shape in shapes_of(n.meta.get("val"))]
+        if op_name(node.target) not in ("expand", "repeat") and read:
+            return False
+        batch = self.context.batch
+        before = read[0] if read else ()
+        return any(
+            shape[:1] == (batch,) and (len(shape) > len(before) or before[0] != batch)
+            for shape in shapes
+        )
 
     def _enter(self, inner: GraphModule, arguments: Sequence[Any]) -> Any:
         inputs = inner.graph.find_nodes(op="placeholder")

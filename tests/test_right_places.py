@@ -1,0 +1,121 @@
+"""Narrow networks keep the channels that belong together: whole ones with zeros say which."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from agreement import assert_agrees, assert_is_whole_with_zeros, convert
+from torch import Tensor, nn
+
+import anywidth as aw
+
+WORDS = (2, 5, 6)
+
+
+class Decoder(nn.Module):
+    """Attention to itself and to a memory, by one number of heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nhead = 4
+        self.embed, self.remember, self.head = nn.Linear(6, 32), nn.Linear(6, 24), nn.Linear(32, 3)
+        self.own = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+        self.cross = nn.ModuleList(nn.Linear(n, 32) for n in (32, 24, 24, 32))
+
+    def _attend(self, layers: nn.ModuleList, x: Tensor, memory: Tensor) -> Tensor:
+        q, k, v = (
+            layer(y).reshape(*y.shape[:2], self.nhead, -1).transpose(1, 2)
+            for layer, y in zip(layers, (x, memory, memory), strict=False)
+        )
+        heads = F.scaled_dot_product_attention(q, k, v)
+        mixed: Tensor = layers[3](heads.transpose(1, 2).flatten(2))
+        return mixed
+
+    def forward(self, x: Tensor) -> Tensor:
+        memory, x = self.remember(x), self.embed(x)
+        x = x + self._attend(self.own, x, x)
+        head: Tensor = self.head(x + self._attend(self.cross, x, memory))
+        return head
+
+
+class GroupedQueries(nn.Module):
+    """Eight heads ask, two answer."""
+
+    def __init__(self, answering: int = 2) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(6, 32), nn.Linear(64, 3)
+        self.queries = nn.Linear(32, 64)
+        self.keys, self.values = nn.Linear(32, 8 * answering), nn.Linear(32, 8 * answering)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        q, k, v = (
+            layer(x).unflatten(-1, (-1, 8)).transpose(1, 2)
+            for layer in (self.queries, self.keys, self.values)
+        )
+        y = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        head: Tensor = self.head(y.transpose(1, 2).flatten(2))
+        return head
+
+
+class HeadOfTraining(nn.Module):
+    """Its second output, which shuffles channels in groups of eight, is for training alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 4, 1)
+        self.wide, self.second = nn.Conv2d(16, 64, 1), nn.Conv2d(64, 4, 1)
+
+    def forward(self, x: Tensor, both: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        y = self.stem(x).relu()
+        if not (self.training or both):
+            return self.head(y)
+        b, _, h, w = y.shape
+        z = self.wide(y).view(b, -1, 8, h, w).transpose(1, 2).reshape(b, -1, h, w)
+        return self.head(y), self.second(z.relu())
+
+
+def converted(model: nn.Module, x: Tensor, divisor: int) -> tuple[nn.Module, nn.Module]:
+    """A network, and how it was."""
+    original = copy.deepcopy(model)
+    return convert(model, x, aw.WidthRange(0.25, 1.0, divisor)), original
+
+
+def test_one_number_of_heads_is_one_group() -> None:
+    x = torch.randn(WORDS)
+    model, original = converted(Decoder(), x, 8)
+    plan = aw.plan_of(model)
+    assert plan.groups["own.0"].makers == tuple(
+        f"{a}.{i}" for a in ("own", "cross") for i in range(3)
+    )
+    assert_agrees(model, x)
+    assert_is_whole_with_zeros(model, original, x)
+
+
+@pytest.mark.parametrize("divisor", [8, 16])
+def test_queries_keep_the_keys_they_ask(divisor: int) -> None:
+    x = torch.randn(WORDS)
+    model, original = converted(GroupedQueries(), x, divisor)
+    half = aw.plan_of(model).resolve(0.5)
+    assert half["queries"] == 32  # four heads of the eight, and one of the two that answer
+    assert_is_whole_with_zeros(model, original, x)
+    small = aw.extract(model, 0.5)
+    assert small.keys.out_features == small.values.out_features == 8
+
+
+def test_one_key_for_all_queries() -> None:
+    x = torch.randn(WORDS)
+    model = GroupedQueries(1)
+    original = copy.deepcopy(model)
+    aw.slimmable(model, aw.plan(model, x), aw.WidthRange(0.25, 1.0, 2))
+    assert_is_whole_with_zeros(model, original, x)
+
+
+def test_reshapes_of_training_are_rehearsed_too() -> None:
+    x = torch.randn(2, 3, 4, 4)
+    model, original = converted(HeadOfTraining(), x, 2)
+    assert aw.plan_of(model).can_narrow("wide")
+    assert_is_whole_with_zeros(model, original, x, True)
