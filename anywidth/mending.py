@@ -85,15 +85,19 @@ def _narrowed(plan: Plan, group: str, config: ChannelConfig) -> ChannelConfig:
 
 
 def _fitting_attributes(trial: Trial, group: str, failure: Failure) -> list[AttributeSlot]:
-    """Attributes of the failing modules that equal the group's size, to follow it."""
+    """Attributes of the failing modules that are the group's channels, or its units, to follow.
+
+    Units are the heads of attention.
+    """
     plan = trial.plan
     channels, unit = plan.groups[group].channels, plan.groups[group].unit
+    sizes = {channels // unit: 1, channels: unit}
     known = {(slot.module, slot.attribute) for slot in plan.attributes}
     return [
-        AttributeSlot(path, name, (Segment(group, unit),))
+        AttributeSlot(path, name, (Segment(group, sizes[value]),))
         for path in failure.modules
         for name, value in vars(trial.model.get_submodule(path)).items()
-        if isinstance(value, int) and not isinstance(value, bool) and value == channels
+        if isinstance(value, int) and not isinstance(value, bool) and value in sizes
         if not name.startswith("_") and (path, name) not in known
     ]
 

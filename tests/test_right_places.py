@@ -61,6 +61,32 @@ class GroupedQueries(nn.Module):
         return head
 
 
+class RepeatedKeys(nn.Module):
+    """The same with sizes that the module keeps, and keys repeated by hand."""
+
+    def __init__(self, answering: int) -> None:
+        super().__init__()
+        self.n_heads, self.n_kv_heads, self.n_rep, self.head_dim = 4, answering, 4 // answering, 8
+        self.embed, self.head = nn.Linear(6, 32), nn.Linear(32, 3)
+        self.queries = nn.Linear(32, 32)
+        self.keys, self.values = nn.Linear(32, 8 * answering), nn.Linear(32, 8 * answering)
+
+    def _repeat(self, x: Tensor) -> Tensor:
+        b, n, heads, size = x.shape
+        wide = x[:, :, :, None].expand(b, n, heads, self.n_rep, size)
+        return wide.reshape(b, n, heads * self.n_rep, size).transpose(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        b, n, _ = x.shape
+        q = self.queries(x).view(b, n, self.n_heads, self.head_dim)
+        k = self.keys(x).view(b, n, self.n_kv_heads, self.head_dim)
+        v = self.values(x).view(b, n, self.n_kv_heads, self.head_dim)
+        y = F.scaled_dot_product_attention(q.transpose(1, 2), self._repeat(k), self._repeat(v))
+        head: Tensor = self.head(y.transpose(1, 2).reshape(b, n, -1))
+        return head
+
+
 class HeadOfTraining(nn.Module):
     """Its second output, which shuffles channels in groups of eight, is for training alone."""
 
@@ -104,6 +130,17 @@ def test_queries_keep_the_keys_they_ask(divisor: int) -> None:
     assert_is_whole_with_zeros(model, original, x)
     small = aw.extract(model, 0.5)
     assert small.keys.out_features == small.values.out_features == 8
+
+
+@pytest.mark.parametrize("answering", [2, 4])
+def test_keys_repeated_by_hand(answering: int) -> None:
+    x = torch.randn(WORDS)
+    model, original = converted(RepeatedKeys(answering), x, 8)
+    assert aw.plan_of(model).elastic_layers() == (4, 5)
+    small = aw.extract(model, 0.5)
+    assert (small.n_heads, small.n_kv_heads, small.n_rep) == (2, answering // 2, 4 // answering)
+    assert_agrees(model, x)
+    assert_is_whole_with_zeros(model, original, x)
 
 
 def test_one_key_for_all_queries() -> None:

@@ -15,6 +15,9 @@ from torch.export.graph_signature import InputKind
 
 from anywidth.errors import AnywidthError
 
+# What torch prints graphs and tracebacks by where an export fails.
+_TALKATIVE = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
+
 
 def export_graphs(model: nn.Module, inputs: tuple[Any, ...]) -> dict[bool, Any]:
     """The graph in evaluation mode, whose cost counts; then the one in training mode if needed.
@@ -56,14 +59,17 @@ def export_in_mode(model: nn.Module, inputs: tuple[Any, ...], training: bool) ->
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps back warnings, and the graphs that torch prints where it fails: the error says all."""
-    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    was_disabled, log.disabled = log.disabled, True
+    logs = [logging.getLogger(name) for name in _TALKATIVE]
+    were_disabled = [log.disabled for log in logs]
+    for log in logs:
+        log.disabled = True
     try:
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.disabled = was_disabled
+        for log, was_disabled in zip(logs, were_disabled, strict=True):
+            log.disabled = was_disabled
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace as Arguments
 
 from anywidth.trace.solver import TracedAxis
@@ -42,16 +43,23 @@ def expand(context: Context, a: Arguments) -> Traced:
         old = (1,) * (len(shape) - len(a.self.shape)) + a.self.shape
         for i, size in enumerate(shape):
             if old[i] == 1 < size:
-                axes[i] = _known_size(context, size)
+                axes[i] = _known_size(context, size, axes)
     return context.output(axes)
 
 
-def _known_size(context: Context, size: int) -> TracedAxis:
-    """The axis that an attribute of the module around follows, if it has this size."""
+def _known_size(context: Context, size: int, others: Sequence[TracedAxis]) -> TracedAxis:
+    """The axis that an attribute of the module around follows, if it has this size.
+
+    Not one that the tensor has already: what is repeated then is something else.
+    """
+    expand = context.solver.expand
+    taken = {variable for axis in others for variable, _ in expand(axis or ())}
     for path, _, axis, _ in context.attributes:
-        if path == context.layer and context.solver.size(context.solver.expand(axis)) == size:
+        pieces = expand(axis)
+        is_other = taken.isdisjoint(variable for variable, _ in pieces)
+        if path == context.layer and is_other and context.solver.size(pieces) == size:
             context.guess()
-            return context.live(axis)
+            return pieces
     return None
 
 
