@@ -104,7 +104,10 @@ def set_width(model: nn.Module, width: Width) -> None:
 
 @contextlib.contextmanager
 def at_width(model: nn.Module, width: Width) -> Iterator[ChannelConfig]:
-    """Runs a converted network at `width` inside a `with` block, and as before after it."""
+    """Runs a converted network at `width` inside a `with` block, and as before after it.
+
+    Call `backward` inside too where activations are recomputed (`torch.utils.checkpoint`).
+    """
     state = state_of(model)
     before = state.width
     state.set(model, width)

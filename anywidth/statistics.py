@@ -48,7 +48,7 @@ def calibrate(
             or, where training has learned its images by heart, augmented as in training. For a
             network of several arguments, a batch in such a tuple is a tuple of them.
         widths: fractions or `ChannelConfig`s.
-        method: `"exact"` averages over all batches, each weighted by its samples: equation 7 of
+        method: `"exact"` averages over all batches, each weighted by its samples: equation 8 of
             the paper, m = (t - 1) / t for batches of one size. `"moving"` is equation 5.
         samples: stop after so many; about a thousand random ones do nearly as well as all.
         momentum: weight of a new batch in a moving average.
