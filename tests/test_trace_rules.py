@@ -52,6 +52,10 @@ PASSING = {
     "batched_product": lambda x: (x.flatten(2) @ x.flatten(2).transpose(1, 2)).softmax(-1).matmul(
         x.flatten(2)).view_as(x),
     "gram_einsum": lambda x: torch.einsum("bchw,bchw->bc", x, x)[..., None, None],
+    "einsum_with_dots": lambda x: torch.einsum("...hw,b...hw->b...wh", x[0], x),
+    "einsum_without_arrow": lambda x: x + torch.einsum("bchw,b", x, x.mean((1, 2, 3))),
+    "movedim": lambda x: x.movedim(1, -1).relu().moveaxis((-1, 1), (1, 2)),
+    "matrix_transpose": lambda x: x.mT + x.flatten(2).mT.mT.view_as(x),
     "max_over_positions": lambda x: x.amax((2, 3), keepdim=True),
     "float": lambda x: x.float().relu().to(torch.float32),
     "normalize": nn.functional.normalize,

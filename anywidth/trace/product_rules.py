@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from types import SimpleNamespace as Arguments
 
@@ -44,11 +45,8 @@ def addmm(context: Context, a: Arguments) -> Traced:
 
 
 def einsum(context: Context, a: Arguments) -> Traced:
-    left, _, right = a.equation.replace(" ", "").partition("->")
-    terms = left.split(",")
-    if not right or "." in a.equation:
-        context.fix_all(a.tensors, f"no rule for einsum {a.equation!r}")
-        return context.output([None] * len(shape_of(context.meta)))
+    terms, right = _spelled_out(a.equation, [len(tensor.shape) for tensor in a.tensors])
+    left = "".join(terms)
     axes: dict[str, TracedAxis] = {}
     sizes: dict[str, int] = {}
     for term, tensor in zip(terms, a.tensors, strict=True):
@@ -66,6 +64,23 @@ def einsum(context: Context, a: Arguments) -> Traced:
     for letters in _products(terms, right):
         context.cost(Traced((), ()), [(sizes[x], axes[x]) for x in letters])
     return value
+
+
+def _spelled_out(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
+    """The letters of each factor and of the result, with those that `...` stands for."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    free = [x for x in string.ascii_letters if x not in equation]
+    hidden = [rank - len(term.replace("...", "")) for term, rank in zip(terms, ranks, strict=True)]
+    most = "".join(free[: max(hidden)])
+    spelled = [
+        term.replace("...", most[len(most) - count :])
+        for term, count in zip(terms, hidden, strict=True)
+    ]
+    if not arrow:
+        letters = left.replace(",", "").replace(".", "")
+        right = "..." + "".join(x for x in sorted(letters) if letters.count(x) == 1)
+    return spelled, right.replace("...", most)
 
 
 def _products(terms: Sequence[str], right: str) -> list[list[str]]:

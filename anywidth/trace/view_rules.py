@@ -28,6 +28,23 @@ def transpose(context: Context, a: Arguments) -> Traced:
     return context.output(axes)
 
 
+def movedim(context: Context, a: Arguments) -> Traced:
+    rank = len(a.self.shape)
+    sources, targets = (
+        [dim % rank for dim in (dims if isinstance(dims, list | tuple) else [dims])]
+        for dims in (a.source, a.destination)
+    )
+    placed = dict(zip(targets, sources, strict=True))
+    rest = iter(dim for dim in range(rank) if dim not in sources)
+    order = [placed[dim] if dim in placed else next(rest) for dim in range(rank)]
+    return context.output([a.self.axes[dim] for dim in order])
+
+
+def matrix_transpose(context: Context, a: Arguments) -> Traced:
+    *others, rows, columns = a.self.axes
+    return context.output([*others, columns, rows])
+
+
 def unsqueeze(context: Context, a: Arguments) -> Traced:
     axes = list(a.self.axes)
     axes.insert(a.dim % (len(axes) + 1), None)
