@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from anywidth.spectrum_tables import format_metric, format_width, metric_label
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
 
 INK, FAINT_INK, GRID = "#24292f", "#59636e", "#d9dee3"
 """Text, lesser text and grid lines; a page with a dark side replaces them."""
@@ -49,6 +51,8 @@ _LOOKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 _QUANTITIES = ("loss", "error", "accuracy", "psnr", "ssim", "return", "score")
 _STEPS = (0.5, 0.25, 0.1)
 _MOST_CURVE_POINTS = 300
+# A wider legend would not fit between the axes, as a share of the figure.
+_MOST_LEGEND_IN_FRAME = 0.85
 _STYLE = {
     "font.size": 10.5,
     "axes.titlesize": 12,
@@ -161,9 +165,12 @@ def spectra_figure(
     axes.set_ylim(low, high)
     if any(_beyond(one, low, high) or any(one.errors) for one in series):
         # Lines that leave the frame leave no corner of it free, and a legend is blind to bars.
-        figure.legend(loc="outside lower center", ncols=2, labelcolor=INK)
+        _legend_below(figure)
     elif len(series) > 1 or series[0].name:
-        axes.legend(loc="best", labelcolor=INK)
+        legend = axes.legend(loc="best", labelcolor=INK)
+        if _size(figure, legend)[0] > _MOST_LEGEND_IN_FRAME * figure.bbox.width:
+            legend.remove()
+            _legend_below(figure)
     _width_axis(axes, spectra, scale)
     if title:
         axes.set_title(title)
@@ -313,6 +320,33 @@ def _legend(one: _Series, low: float, high: float) -> str:
         return one.name or one.kind
     furthest = max(beyond, key=lambda value: max(low - value, value - high))
     return f"{one.name or one.kind} (beyond the frame, to {format_metric(furthest)})"
+
+
+def _legend_below(figure: Figure) -> None:
+    """A legend under the axes: two columns if they fit, else one, its labels broken if need be.
+
+    The figure grows by the lines that are more than two columns would have.
+    """
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    usual = 0.0
+    for columns, longest in ((2, None), *((1, n) for n in (None, *range(80, 0, -5)))):
+        texts = [label if longest is None else textwrap.fill(label, longest) for label in labels]
+        legend = figure.legend(
+            handles, texts, loc="outside lower center", ncols=columns, labelcolor=INK
+        )
+        width, height = _size(figure, legend)
+        usual = usual or height
+        if width <= figure.bbox.width:
+            figure.set_figheight(figure.get_figheight() + (height - usual) / figure.dpi)
+            return
+        legend.remove()
+
+
+def _size(figure: Figure, legend: Legend) -> tuple[float, float]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    extent = legend.get_window_extent(FigureCanvasAgg(figure).get_renderer())
+    return extent.width, extent.height
 
 
 def _padded(low: float, high: float, share: float) -> tuple[float, float]:

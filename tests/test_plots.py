@@ -113,6 +113,26 @@ def test_a_legend_stays_clear_of_error_bars() -> None:
     assert figure.axes[0].get_legend() is None
 
 
+@pytest.mark.parametrize("length", [5, 40, 80, 300])
+@pytest.mark.parametrize("with_errors", [False, True])
+def test_a_legend_lies_inside_the_figure(length: int, with_errors: bool) -> None:
+    names = [f"runs/{letter * length}" for letter in "abc"]
+    metrics = {"score": 10.0} | ({"score_standard_error": 4.0} if with_errors else {})
+    points = tuple(replace(one, metrics=metrics) for one in S.points)
+    spectra = [Spectrum(name, points) for name in names]
+    figure = drawn(spectra)
+    figure.draw_without_rendering()
+    legend = figure.axes[0].get_legend() or figure.legends[0]
+    extent = legend.get_window_extent()
+    assert figure.bbox.x0 <= extent.x0
+    assert extent.x1 <= figure.bbox.x1
+    assert figure.bbox.y0 <= extent.y0
+    assert extent.y1 <= figure.bbox.y1
+    assert [text.replace("\n", "") for text in legend_texts(figure)] == names
+    # What is left for the axes is as much as ever.
+    assert figure.axes[0].get_window_extent().height > 0.6 * 4.4 * figure.dpi
+
+
 def test_nearly_flat_metrics_are_labelled_in_full() -> None:
     points = [
         replace(p, metrics={"psnr": 24.14 + i / 1e5}) for i, p in enumerate(US.points, start=1)
