@@ -322,6 +322,14 @@ def test_weights_that_are_gone_are_named(measured: Path, tmp_path: Path) -> None
         (("main", "--minutes", "0"), ["--minutes 0"]),
         (("main", "--set", "epochs"), ["'epochs'", "FIELD=VALUE"]),
         (("main", "--set", "epoch=3"), ["no field 'epoch'", "epochs"]),
+        (("main", "--set", "method=i"), ["--set method=i", "which of its networks"]),
+        (("main", "--set", "seed=4"), ["--set seed=4", "--seeds N"]),
+        (("main", "--set", "low=0.5"), ["--set low=0.5", "the paper's tables"]),
+        (("drawn-widths", "--set", "lattice=3"), ["the study drawn-widths sets lattice itself"]),
+        (
+            ("main", "number-of-widths", "--set", "widths-per-step=6"),
+            ["--set widths-per-step=6", "the study number-of-widths sets widths_per_step itself"],
+        ),
         (("main", "--only", "resnet"), ["--only 'resnet'", "mobilenet_v1-us-seed-0"]),
         (("main", "--epochs", "0"), ["anywidth: epochs=0: expected at least 1"]),
         (("main", "--set", "label_smoothing=1"), ["anywidth: label_smoothing=1.0: expected"]),
@@ -371,19 +379,19 @@ def test_the_list_names_every_study() -> None:
 
 def test_time_given_ends_cleanly(tmp_path: Path) -> None:
     options = ["--out", tmp_path, *SETTINGS, "--epochs", "1", "--device", "cpu"]
-    answer = command("study", "divisor", *options, "--parallel", "1", "--minutes", "0.001")
+    answer = command("study", "output-averaging", *options, "--parallel", "1", "--minutes", "0.001")
     assert answer.code == 130
     assert "Stopped with 0 of 2 trainings done" in answer.output
-    assert "Go on with: anywidth study divisor" in answer.output
-    assert not (tmp_path / "divisor.md").exists()
+    assert "Go on with: anywidth study output-averaging" in answer.output
+    assert not (tmp_path / "output-averaging.md").exists()
 
 
 def test_a_part_of_a_study_says_how_its_trainings_ended(tmp_path: Path) -> None:
     options = ["--out", tmp_path, *SETTINGS, "--epochs", "1", "--device", "cpu", "--parallel", "1"]
-    answer = command("study", "divisor", *options, "--only", "divisor-1-")
+    answer = command("study", "output-averaging", *options, "--only", "average_outputs-")
     assert answer.code == 0, answer.errors
     missing = "1 training is missing: mobilenet_v1-us-seed-0"
-    assert f"divisor: not written, {missing}\n" in answer.output
+    assert f"output-averaging: not written, {missing}\n" in answer.output
     (folder,) = (tmp_path / "runs").iterdir()
     last = read_metrics(folder / "metrics.csv")[-1]
     wide, narrow = last["validation_error_max"], last["validation_error_min"]

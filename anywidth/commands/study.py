@@ -26,6 +26,17 @@ from anywidth.studies.recipes import study_recipe
 from anywidth.studies.reporting import write_study
 from anywidth.studies.trainings import Job, jobs_of
 
+_WIDTHS = "the widths of a study are those of the paper's tables; anywidth train takes any others"
+# Fields that are not the recipe's to say, and why.
+_SET_BY_STUDIES = {
+    "method": "a study says itself which of its networks are US-, S- and I-Nets",
+    "seed": "the seeds of a study count from 0; --seeds N says how many there are",
+    "width": "a study says itself at which widths its I-Nets are trained",
+    "low": _WIDTHS,
+    "high": _WIDTHS,
+    "switches": _WIDTHS,
+}
+
 
 def study(
     names: Annotated[
@@ -60,7 +71,7 @@ def study(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     fields: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Of the recipe; may be repeated."),
+        typer.Option("--set", metavar="FIELD=VALUE", help="Of the recipe, not what is compared."),
     ] = None,
     list_studies: Annotated[
         bool, typer.Option("--list", help="Print what each study is and costs.")
@@ -90,10 +101,9 @@ def study(
     wanted, gathered = _chosen(names or [])
     if wanted:
         counts = {one.name: _seed_count(one, seeds, data) for one in wanted}
+        changes = _changes(fields or [], wanted)
         recipes = {
-            network.name: study_recipe(
-                data, network, data_dir, epochs, device, _pairs(fields or [])
-            )
+            network.name: study_recipe(data, network, data_dir, epochs, device, changes)
             for network in (MOBILENET_V1, MOBILENET_V2)
         }
         jobs = jobs_of(wanted, counts, recipes, folder)
@@ -185,14 +195,24 @@ def _process_count(parallel: int | None, device: str) -> int:
     return parallel or (1 if on_gpu else available_cores())
 
 
-def _pairs(fields: Sequence[str]) -> dict[str, str]:
-    pairs = {}
+def _changes(fields: Sequence[str], wanted: Sequence[Study]) -> dict[str, str]:
+    """What `--set` says, without what would make the labels of a table false."""
+    changes = {}
     for text in fields:
-        name, equals, value = text.partition("=")
+        given, equals, value = text.partition("=")
         if not equals:
             raise AnywidthError(f"--set {text!r}: expected FIELD=VALUE, such as batch_size=128")
-        pairs[name] = value
-    return pairs
+        name = given.replace("-", "_")
+        if name in _SET_BY_STUDIES:
+            raise AnywidthError(f"--set {text}: {_SET_BY_STUDIES[name]}")
+        for one in wanted:
+            if name in one.varied:
+                raise AnywidthError(
+                    f"--set {text}: the study {one.name} sets {name} itself for some of its "
+                    "trainings, and its labels would no longer be true"
+                )
+        changes[given] = value
+    return changes
 
 
 def _command() -> str:

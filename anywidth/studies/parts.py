@@ -143,6 +143,11 @@ class Study:
     def trainings(self) -> list[Training]:
         return list(dict.fromkeys(one for setting in self.settings for one in setting.trainings))
 
+    @property
+    def varied(self) -> set[str]:
+        """Fields of the recipe that some of its trainings change."""
+        return {name for one in self.trainings for name, _ in one.changes}
+
     def columns(self, network: Network) -> tuple[float, ...]:
         return self.widths or network.widths
 
