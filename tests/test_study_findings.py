@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -296,14 +297,37 @@ def test_super_resolution_findings_follow_the_numbers() -> None:
     found = super_resolution_findings(rows(values, "psnr"))
     verdicts = [Verdict.HOLDS, Verdict.HOLDS, Verdict.FAILS, Verdict.HOLDS, Verdict.HOLDS]
     assert [finding.verdict for finding in found] == verdicts
-    assert "0.020 dB below (paper: 0.01 dB below)" in found[0].text
+    assert "0.0200 dB below (paper: 0.01 dB below)" in found[0].text
     assert found[2].text.startswith(f"{plain}: one network for all widths")
-    assert "with it, 0.090 dB above in the mean over 2 widths" in found[4].text
+    assert "with it, 0.0900 dB above in the mean over 2 widths" in found[4].text
     worse = values | {(us, 0.5): 34.8, (us, 1.0): 35.9}
     found = super_resolution_findings(rows(worse, "psnr"))
     assert [finding.verdict for finding in found if finding.text.startswith(f"{us}:")] == [
         Verdict.FAILS
     ] * 3
+
+
+@pytest.mark.parametrize(
+    ("gain", "verdict"),
+    [(-0.0004, Verdict.OPEN), (0.04, Verdict.OPEN), (0.06, Verdict.HOLDS), (-0.06, Verdict.FAILS)],
+)
+def test_gains_of_one_seed_within_the_tolerance_are_open(gain: float, verdict: Verdict) -> None:
+    values = {("US-Net", 0.5): 35 + gain, ("US-Net without distillation", 0.5): 35.0}
+    (found,) = super_resolution_findings(rows(values, "psnr"))
+    assert found.verdict is verdict
+
+
+def test_gains_of_several_seeds_are_set_against_their_spread() -> None:
+    plain = "US-Net without distillation"
+    gains = [0.01, 0.02, 0.03]
+    measured = [
+        replace(row, seed=seed)
+        for seed, gain in enumerate(gains)
+        for row in rows({("US-Net", 0.5): 35 + seed + gain, (plain, 0.5): 35.0 + seed}, "psnr")
+    ]
+    (found,) = super_resolution_findings(measured)
+    assert found.verdict is Verdict.HOLDS
+    assert "0.0200 dB above, ± 0.0100," in found.text
 
 
 def test_every_variant_in_the_record_is_judged() -> None:
@@ -329,6 +353,32 @@ def test_reinforcement_findings_follow_the_numbers() -> None:
     found = reinforcement_findings(rows(values, "score"))
     assert [finding.verdict for finding in found] == [Verdict.HOLDS, Verdict.FAILS]
     assert "9.0 against 5.0" in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict"), [(88.0, Verdict.OPEN), (89.0, Verdict.HOLDS), (78.0, Verdict.FAILS)]
+)
+def test_scores_within_their_standard_error_are_open(ours: float, verdict: Verdict) -> None:
+    values = {("US-Net", 1.0): ours, ("I-Net", 1.0): 83.5}
+    errors = {"US-Net": 3.0, "I-Net": 4.0}  # of the difference: 5
+    measured = [
+        replace(row, metrics=row.metrics | {"score_standard_error": errors[row.network]})
+        for row in rows(values, "score")
+    ]
+    (found,) = reinforcement_findings(measured)
+    assert found.verdict is verdict
+    assert "± 5.0 over the games, one seed" in found.text
+
+
+def test_scores_of_several_seeds_are_set_against_their_spread() -> None:
+    measured = [
+        replace(row, seed=seed)
+        for seed, gain in enumerate((1.0, -1.0, 2.0))
+        for row in rows({("US-Net", 1.0): 9 + gain, ("I-Net", 1.0): 9.0}, "score")
+    ]
+    (found,) = reinforcement_findings(measured)
+    assert found.verdict is Verdict.OPEN
+    assert "± 1.5 over 3 seeds" in found.text
 
 
 def test_a_sliced_network_is_drawn_as_a_control() -> None:
@@ -375,6 +425,7 @@ def test_a_benchmarks_record_becomes_a_page(
     assert "| US-Net | 0 | 0.5 | 500 | 35.00 |" in text
     assert "| bicubic | 0 |  |  | 30.00 |" in text
     assert "- commit: abc" in text
+    assert "a difference under 0.05 dB is too close to call" in text
     drawn = tmp_path / "figure-4-super-resolution.svg"
     assert "I-Net" in drawn.read_text()
     record.with_suffix(".svg").write_text("the benchmark's own")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,15 +14,17 @@ from typing import Any
 from anywidth.errors import AnywidthError
 from anywidth.files import make_folder, read_json, write_atomically
 from anywidth.plots import plot_spectra
-from anywidth.spectra import Spectrum, SpectrumPoint
+from anywidth.spectra import STANDARD_ERROR, Spectrum, SpectrumPoint
 from anywidth.spectrum_tables import format_count, format_metric, format_width
-from anywidth.studies.comparing import Finding, Verdict
+from anywidth.studies.comparing import Finding, judge
 from anywidth.width import ChannelConfig
 
 RESULTS = Path("benchmarks/results")
 # Networks whose PSNR differs by no more are close, in dB.
 CLOSE = 0.05
-
+_SEVERAL_SEEDS = (
+    "With several seeds the deviation of their differences decides, as in the other studies."
+)
 
 _COLUMNS = ("network", "seed", "width", "multiply_adds", "parameters")
 # How the name of an ordinary network ends that was cut to narrower widths.
@@ -59,6 +62,7 @@ class GatheredStudy:
         command: what to run where that is missing.
         metric: the one that is drawn.
         find: which of the paper's findings hold.
+        rule: when they do, in words.
     """
 
     name: str
@@ -68,6 +72,7 @@ class GatheredStudy:
     command: str
     metric: str
     find: Callable[[Sequence[Row]], list[Finding]]
+    rule: str
 
     @property
     def place(self) -> str:
@@ -156,64 +161,96 @@ def super_resolution_findings(rows: Sequence[Row]) -> list[Finding]:
 def _near_individual(rows: Sequence[Row], name: str) -> list[Finding]:
     found = []
     for width in (0.5, 1.0):
-        ours, alone = (_mean(rows, network, width, "psnr") for network in (name, "I-Net"))
-        if ours is not None and alone is not None:
+        losses = [-one for one in _differences(rows, name, "I-Net", [width], "psnr").values()]
+        if losses:
             text = (
                 f"{name}: one network for all widths is close to an individual one at width "
-                f"{width}: {_decibels(ours - alone)} (paper: 0.01 dB below)."
+                f"{width}: {_decibels(losses)} (paper: 0.01 dB below)."
             )
-            found.append(Finding(_verdict(ours - alone >= -CLOSE), text))
+            found.append(Finding(judge(losses, CLOSE), text))
     return found
 
 
 def _gain_of_distillation(rows: Sequence[Row], name: str) -> list[Finding]:
-    widths = {row.width for row in rows if row.network == name and row.width is not None}
-    gains = [
-        ours - plain
-        for width in sorted(widths)
-        if (ours := _mean(rows, name, width, "psnr")) is not None
-        and (plain := _mean(rows, WITHOUT_DISTILLATION, width, "psnr")) is not None
+    widths = [
+        width
+        for width in sorted({row.width for row in rows if row.width is not None})
+        if _differences(rows, name, WITHOUT_DISTILLATION, [width], "psnr")
     ]
+    gains = _differences(rows, name, WITHOUT_DISTILLATION, widths, "psnr")
     if not gains:
         return []
-    mean = statistics.mean(gains)
+    losses = [-one for one in gains.values()]
     text = (
-        f"{name}: without inplace distillation it is slightly worse: with it, {_decibels(mean)} "
-        f"in the mean over {len(gains)} widths (paper: slightly above)."
+        f"{name}: without inplace distillation it is slightly worse: with it, {_decibels(losses)} "
+        f"in the mean over {len(widths)} widths (paper: slightly above)."
     )
-    return [Finding(_verdict(mean > 0), text)]
+    return [Finding(judge(losses, noise=CLOSE), text)]
 
 
 def reinforcement_findings(rows: Sequence[Row]) -> list[Finding]:
     """The paper: the US-Net outperforms four individually trained networks at every width."""
     found = []
+    names = ("US-Net", "I-Net")
     for width in (0.25, 0.5, 0.75, 1.0):
-        ours, alone = (_mean(rows, name, width, "score") for name in ("US-Net", "I-Net"))
-        if ours is not None and alone is not None:
-            text = (
-                "One network for all widths scores higher than an individual one at width "
-                f"{width}: {ours:.1f} against {alone:.1f} (paper: higher at all four widths)."
-            )
-            found.append(Finding(_verdict(ours > alone), text))
+        gains = _differences(rows, *names, [width], "score")
+        if not gains:
+            continue
+        ours, alone = (
+            statistics.mean(_by_seed(rows, name, width, "score").values()) for name in names
+        )
+        noise = _error_of_difference(rows, names, width, "score") if len(gains) == 1 else 0.0
+        spread = f"difference ± {noise:.1f} over the games, one seed" if noise else "one seed"
+        if len(gains) > 1:
+            deviation = statistics.stdev(gains.values())
+            spread = f"difference ± {deviation:.1f} over {len(gains)} seeds"
+        text = (
+            "One network for all widths scores higher than an individual one at width "
+            f"{width}: {ours:.1f} against {alone:.1f} ({spread}; paper: higher at all four widths)."
+        )
+        found.append(Finding(judge([-one for one in gains.values()], noise=noise), text))
     return found
 
 
-def _mean(rows: Sequence[Row], network: str, width: float, metric: str) -> float | None:
-    """Over the seeds."""
-    values = [
-        row.metrics[metric]
-        for row in rows
-        if row.network == network and row.width is not None and abs(row.width - width) < 1e-9
+def _differences(
+    rows: Sequence[Row], one: str, other: str, widths: Sequence[float], metric: str
+) -> dict[int, float]:
+    """Seed by seed, of those that have all widths of both networks: the mean over the widths."""
+    pairs = [
+        (_by_seed(rows, one, width, metric), _by_seed(rows, other, width, metric))
+        for width in widths
     ]
-    return statistics.mean(values) if values else None
+    common = set.intersection(*({*ours} & {*theirs} for ours, theirs in pairs)) if pairs else set()
+    return {
+        seed: statistics.mean(ours[seed] - theirs[seed] for ours, theirs in pairs)
+        for seed in sorted(common)
+    }
 
 
-def _verdict(holds: bool) -> Verdict:
-    return Verdict.HOLDS if holds else Verdict.FAILS
+def _by_seed(rows: Sequence[Row], network: str, width: float, metric: str) -> dict[int, float]:
+    return {
+        row.seed: row.metrics[metric]
+        for row in rows
+        if row.network == network
+        and row.width is not None
+        and abs(row.width - width) < 1e-9
+        and metric in row.metrics
+    }
 
 
-def _decibels(difference: float) -> str:
-    return f"{abs(difference):.3f} dB {'above' if difference > 0 else 'below'}"
+def _error_of_difference(
+    rows: Sequence[Row], networks: Sequence[str], width: float, metric: str
+) -> float:
+    """The standard error of the difference of two means; 0 where none was recorded."""
+    name = f"{metric}{STANDARD_ERROR}"
+    errors = [error for one in networks for error in _by_seed(rows, one, width, name).values()]
+    return math.hypot(*errors)
+
+
+def _decibels(losses: Sequence[float]) -> str:
+    mean = statistics.mean(losses)
+    text = f"{abs(mean):.4f} dB {'below' if mean > 0 else 'above'}"
+    return text if len(losses) == 1 else f"{text}, ± {statistics.stdev(losses):.4f},"
 
 
 GATHERED: tuple[GatheredStudy, ...] = (
@@ -225,6 +262,8 @@ GATHERED: tuple[GatheredStudy, ...] = (
         "python -m benchmarks.super_resolution --train DIR --eval DIR",
         "psnr",
         super_resolution_findings,
+        f"Close means at most {CLOSE} dB below. With one seed a difference under {CLOSE} dB is too "
+        f"close to call. {_SEVERAL_SEEDS}",
     ),
     GatheredStudy(
         "reinforcement",
@@ -234,6 +273,9 @@ GATHERED: tuple[GatheredStudy, ...] = (
         "python -m benchmarks.reinforcement",
         "score",
         reinforcement_findings,
+        "With one seed a difference under its standard error over the games is too close to call; "
+        "that error knows nothing of how much one training differs from the next. "
+        f"{_SEVERAL_SEEDS}",
     ),
 )
 
@@ -279,7 +321,7 @@ def _markdown(
     lines = [f"# {study.name}", "", heading, ""]
     lines += [f"- {name.replace('_', ' ')}: {value}" for name, value in facts]
     lines += [f"- record: {record}", "", *("| " + " | ".join(cells) + " |" for cells in table)]
-    lines += ["", "## What holds", "", *(f"- {finding}" for finding in found)]
+    lines += ["", "## What holds", "", study.rule, "", *(f"- {finding}" for finding in found)]
     return "\n".join([*lines, "", f"![{study.name}]({study.stem}.png)", ""])
 
 
