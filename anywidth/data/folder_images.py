@@ -17,12 +17,21 @@ try:
     from torchvision import transforms
     from torchvision.datasets import ImageFolder
     from torchvision.datasets.folder import pil_loader
-    from torchvision.transforms.functional import pil_to_tensor
+    from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 except ModuleNotFoundError as error:
     raise AnywidthError(
         f"folders of images need the package {error.name!r}: install it with "
         "pip install 'anywidth[cli]'"
     ) from error
+
+
+# Principal components of ImageNet's colours, values in 0..1: AlexNet's, section 4.1 of its paper.
+_EIGENVALUES = (0.2175, 0.0188, 0.0045)
+_EIGENVECTORS = (  # a column each
+    (-0.5675, 0.7192, 0.4009),
+    (-0.5808, -0.0045, -0.8140),
+    (-0.5836, -0.6948, 0.4203),
+)
 
 
 @dataclass(frozen=True)
@@ -31,17 +40,23 @@ class FolderAugmentation:
 
     A crop of ``min_area`` to all of the image's area is resized, its brightness, contrast and
     saturation are scaled by factors within 1 +- ``jitter``, and half of the images are mirrored.
+
+    ``lighting`` is the deviation of AlexNet's colour noise, which adds a random multiple of each
+    principal component of ImageNet's colours. It is off: the authors' code has it with 0.1, but
+    adds to values up to 255 what is meant for values up to 1: no more than one of 255 levels.
     """
 
     min_area: float = 0.25
     jitter: float = 0.4
     flip: bool = True
+    lighting: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.min_area <= 1 or self.jitter < 0:
+        if not 0 < self.min_area <= 1 or self.jitter < 0 or self.lighting < 0:
             raise AnywidthError(
-                f"FolderAugmentation(min_area={self.min_area}, jitter={self.jitter}): expected "
-                "0 < min_area <= 1 and jitter >= 0"
+                f"FolderAugmentation(min_area={self.min_area}, jitter={self.jitter}, "
+                f"lighting={self.lighting}): expected 0 < min_area <= 1, jitter >= 0 and "
+                "lighting >= 0"
             )
 
 
@@ -164,6 +179,22 @@ def _transform(size: int, resize: int, augmentation: FolderAugmentation | None) 
         transforms.RandomResizedCrop(size, scale=(augmentation.min_area, 1.0)),
         transforms.ColorJitter(brightness=jitter, contrast=jitter, saturation=jitter),
     ]
+    if augmentation.lighting:
+        parts.append(_Lighting(augmentation.lighting))
     if augmentation.flip:
         parts.append(transforms.RandomHorizontalFlip())
     return transforms.Compose(parts)
+
+
+@dataclass(frozen=True)
+class _Lighting:
+    deviation: float
+
+    def __call__(self, image: Any) -> Any:
+        return to_pil_image(add_lighting(pil_to_tensor(image), self.deviation * torch.randn(3)))
+
+
+def add_lighting(image: Tensor, weights: Tensor) -> Tensor:
+    """A uint8 RGB image with so much of each principal component of ImageNet's colours added."""
+    shift = torch.tensor(_EIGENVECTORS) @ (weights * torch.tensor(_EIGENVALUES))
+    return (image + 255 * shift[:, None, None]).round().clamp(0, 255).to(torch.uint8)

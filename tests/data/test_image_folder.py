@@ -13,7 +13,7 @@ from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor
 
 from anywidth.data.folder import FolderLoader, check_same_classes, scan_split
-from anywidth.data.folder_images import FolderAugmentation, ImageFiles
+from anywidth.data.folder_images import FolderAugmentation, ImageFiles, add_lighting
 from anywidth.errors import AnywidthError
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -112,6 +112,31 @@ def test_half_of_the_training_images_are_mirrored(tmp_path: Path) -> None:
     loader = make(scan_split(tmp_path, "train"), augmentation=unmirrored, batch_size=60)
     images, _ = next(iter(loader))
     assert bool((images[..., -1].mean((1, 2)) > images[..., 0].mean((1, 2))).all())
+
+
+def test_lighting_adds_principal_components_of_the_colours() -> None:
+    image = torch.tensor([128, 128, 250], dtype=torch.uint8)[:, None, None].expand(3, 2, 2)
+    # 255 * 0.2175 * (-0.5675, -0.5808, -0.5836) = (-31.47, -32.21, -32.37)
+    first = add_lighting(image, torch.tensor([1.0, 0.0, 0.0]))
+    assert first[:, 1, 1].tolist() == [97, 96, 218]
+    # 255 * (-2 * 0.0188 * second + 10 * 0.0045 * third) = (-2.30, -9.30, 11.48)
+    others = add_lighting(image, torch.tensor([0.0, -2.0, 10.0]))
+    assert others[:, 0, 1].tolist() == [126, 119, 255]
+
+
+def test_lighting_of_a_loader_differs_between_images(tmp_path: Path) -> None:
+    folder = tmp_path / "train" / "grey"
+    folder.mkdir(parents=True)
+    for number in range(60):
+        Image.new("RGB", (20, 20), (128, 128, 128)).save(folder / f"{number}.png")
+    files = scan_split(tmp_path, "train")
+    plain = FolderAugmentation(jitter=0.0, lighting=0.1)
+    images, _ = next(iter(make(files, augmentation=plain, batch_size=60, mean=(0.0,) * 3,
+                               std=(1.0,) * 3)))  # fmt: skip
+    shifts = images[:, :, 0, 0] - 128 / 255
+    # Of each channel: 0.1 * sqrt(sum of (eigenvalue * its part of the vector) ** 2), near 0.0125.
+    assert torch.all((shifts.std(0) > 0.009) & (shifts.std(0) < 0.016))
+    assert torch.all(images == images[:, :, :1, :1])
 
 
 def test_the_global_random_state_is_left_alone(image_folder: Path) -> None:
@@ -233,3 +258,5 @@ def test_bad_settings_are_refused(image_folder: Path) -> None:
         make(files, size=30)
     with pytest.raises(AnywidthError, match=r"min_area=0"):
         FolderAugmentation(min_area=0)
+    with pytest.raises(AnywidthError, match=r"lighting=-0\.1"):
+        FolderAugmentation(lighting=-0.1)
