@@ -112,6 +112,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}")
     names = parser.parse_args().models
+    if unknown := sorted({*names} - {*torchvision.models.list_models()}):
+        parser.error(f"torchvision has no {', '.join(unknown)}")
     measure("squeezenet1_1")  # the first export of a process takes longer
     rows = []
     for name in names or MODELS:

@@ -107,13 +107,16 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--runs", type=Path, default=Path("runs/demo"))
     parser.add_argument("--set", nargs="*", default=[], help="field=value of the recipe")
-    parser.add_argument("--only", nargs="*", default=list(NETWORKS))
+    parser.add_argument("--only", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     if arguments.draw:
         draw(json.loads(RECORD.read_text())["top1_error"], arguments.draw)
         return
     torch.set_num_threads(1)  # as the processes have, for the record
+    for item in arguments.set:
+        if "=" not in item:
+            parser.error(f"--set {item}: expected field=value, such as epochs=2")
     changes = dict(item.split("=", 1) for item in arguments.set)
     jobs = [
         (name, seed, arguments.device, changes, arguments.runs)
@@ -149,4 +152,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except aw.AnywidthError as error:
+        raise SystemExit(f"benchmarks.demo: {error}") from None

@@ -87,6 +87,8 @@ def distance(found: Tensor, exact: Tensor) -> float:
 
 
 def main() -> None:
+    if not torch.cuda.is_available():
+        raise SystemExit("a CUDA GPU is needed")
     failures = 0
     for name in NETWORKS:
         for autocast, tolerance in LOSSES.items():

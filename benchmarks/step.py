@@ -342,6 +342,11 @@ def main() -> None:
         work_as_contestant(arguments.row, arguments.compiled)
         return
     chosen = arguments.only.split(",") if arguments.only else []
+    known = [f"{name}/{pixels}" for name, pixels in SETTINGS]
+    if unknown := [one for one in chosen if one not in known]:
+        parser.error(f"--only {','.join(unknown)}: expected some of {', '.join(known)}")
+    if not torch.cuda.is_available():
+        raise SystemExit("a CUDA GPU is needed")
     settings = [s for s in SETTINGS if not chosen or f"{s[0]}/{s[1]}" in chosen]
     run_contest(prepare(settings, arguments.compiled), arguments.out)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from anywidth import kernels
 from anywidth.kernels import (
     batch_norm_backward,
     batch_norm_forward,
@@ -99,6 +100,8 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--processes", type=int, default=8, help="processes that compile")
     arguments = parser.parse_args()
+    if not kernels.available():
+        raise SystemExit("no CUDA device, or no Triton: nothing to time")
     found = sweep(arguments.processes)
     if arguments.out:
         arguments.out.write_text(json.dumps(found, indent=1))
