@@ -1,4 +1,4 @@
-"""Imports only point down the list in docs/architecture.md, and `import anywidth` stays light."""
+"""Imports only point up the table in docs/architecture.md, and `import anywidth` stays light."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEAVY = ("torchvision", "matplotlib", "typer", "rich", "safetensors", "tensorboa
 
 
 def rooms() -> list[str]:
-    """The files and folders of the package in the order of the table, bottom first."""
+    """The files and folders of the package in the order of the table, from its top."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     table = text.partition("## The rooms")[2].partition("\n## ")[0]
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
@@ -65,15 +65,15 @@ def test_every_file_is_in_the_table() -> None:
     assert set(listed) - existing == set(), "these are in docs/architecture.md and gone"
 
 
-def test_imports_point_down() -> None:
+def test_imports_point_up() -> None:
     place = {name: number for number, name in enumerate(rooms())}
-    upward = [
+    downward = [
         f"{path.relative_to(ROOT)} imports {room}"
         for path in sources()
         for room in sorted(imported_rooms(path) & place.keys())
         if place[room] > place[room_of(path)]
     ]
-    assert not upward
+    assert not downward
 
 
 def test_importing_needs_torch_alone() -> None:
