@@ -58,8 +58,8 @@ class Measurement:
     Args:
         name: of the file it is kept in.
         statistics: of batch norm: as tracked in training, post-statistics by `"exact"` or
-            `"moving"` averages, or `"cut"`: the first of the full width's, as one who does not
-            calibrate would have them.
+            `"moving"` averages, or `"cut"`: the first of the full width's, which the library
+            itself refuses to use.
         widths: those it was `"trained"` for alone, the whole `"spectrum"`, the paper's
             `"table"`, or `"stages"` narrowed one by one.
         samples: training images for post-statistics; `"recipe"` takes the recipe's number.
