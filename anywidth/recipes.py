@@ -29,7 +29,7 @@ def fashion_mnist_demo() -> ClassificationConfig:
     """US-MobileNet v1 on 10,000 bundled Fashion-MNIST images: the default, for two CPU cores.
 
     Command: `anywidth train` (or `make run`). It trains for 5 to 6 minutes on two cores; top-1
-    error 15.3 % at width 0.25 and 13.8 % at 1.0 (mean of three seeds, `benchmarks/demo.py`). In so
+    error 15.8 % at width 0.25 and 14.0 % at 1.0 (mean of three seeds, `benchmarks/demo.py`). In so
     short a schedule soft labels alone were worse: narrow widths learn from half true ones too.
     """
     return ClassificationConfig(

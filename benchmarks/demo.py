@@ -7,7 +7,7 @@ the same recipe and epochs; `--only "US-Net" "I-Net 0.25" "I-Net 1.0"` leaves ou
 train the narrow widths. Runs are kept under `--runs`: finished ones are not trained again. About
 ten minutes a seed on two CPU cores.
 
-    python3 -m benchmarks.demo --draw docs/images/demo.png
+    python3 -m benchmarks.demo --draw demo.png
 
 draws seed 0 of the recorded result.
 """
