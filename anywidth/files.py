@@ -39,22 +39,41 @@ def write_atomically(
         named: what errors call the file, where its folder will be renamed; `path` if not given.
     """
     path = Path(path)
-    temporary = temporary_path(path)
-    with errors_that_name(named or path):
-        try:
-            with open(temporary, "xb") as file:
-                if isinstance(content, bytes):
-                    file.write(content)
-                else:
-                    content(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):  # the error that led here is the one to tell
-                temporary.unlink(missing_ok=True)
-            raise
+    with errors_that_name(named or path), _written_beside(path, content) as temporary:
+        os.replace(temporary, path)
     sync_folder(path.parent)
+
+
+def write_together(contents: Mapping[Path, bytes]) -> None:
+    """Writes files that belong together: no old one goes before all new ones are on the disk."""
+    with contextlib.ExitStack() as stack:
+        temporaries = {}
+        for path, content in contents.items():
+            with errors_that_name(path):
+                temporaries[path] = stack.enter_context(_written_beside(path, content))
+        for path, temporary in temporaries.items():
+            with errors_that_name(path):
+                os.replace(temporary, path)
+    for folder in {path.parent for path in contents}:
+        sync_folder(folder)
+
+
+@contextlib.contextmanager
+def _written_beside(path: Path, content: bytes | Callable[[BinaryIO], None]) -> Iterator[Path]:
+    """The content on the disk, under a temporary name that is gone afterwards."""
+    temporary = temporary_path(path)
+    try:
+        with open(temporary, "xb") as file:
+            if isinstance(content, bytes):
+                file.write(content)
+            else:
+                content(file)
+            file.flush()
+            os.fsync(file.fileno())
+        yield temporary
+    finally:
+        with contextlib.suppress(OSError):  # the error that led here is the one to tell
+            temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -63,12 +82,15 @@ def errors_that_name(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        is_other_file = error.filename is not None and not is_leftover(Path(str(error.filename)))
+        named = None if error.filename is None else Path(str(error.filename))
+        is_other_file = named is not None and named != path and not is_leftover(named)
         if error.errno is None or is_other_file:
             raise  # of something that was read meanwhile
         reason = error.strerror or str(error)
         if isinstance(error, FileNotFoundError):
-            reason = f"there is no folder {path.parent}"
+            folder = path.parent
+            is_there = folder.is_dir()
+            reason = f"{folder} takes no files" if is_there else f"there is no folder {folder}"
         raise AnywidthError(f"{path}: cannot be written ({reason})") from error
 
 
@@ -189,7 +211,7 @@ def encode_tensors(
         if not isinstance(given, Tensor):
             raise AnywidthError(
                 f"{path}: {name!r} is a {type(given).__name__}; expected a tensor "
-                "(run.flatten_state takes nested states apart)"
+                "(anywidth.files.flatten_state takes nested states apart)"
             )
         if given.layout != torch.strided:
             raise AnywidthError(f"{path}: {name!r} is {given.layout}; call .to_dense() first")

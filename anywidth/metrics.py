@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib.util
 import io
+import logging
+import os
+import socket
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from anywidth.errors import AnywidthError
-from anywidth.files import read_bytes, write_atomically
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+from anywidth.files import errors_that_name, read_bytes, write_atomically
 
 Number = int | float
+
+logger = logging.getLogger(__name__)
 
 
 class MetricsLog:
@@ -41,8 +44,8 @@ class MetricsLog:
             raise AnywidthError(
                 "training logs for TensorBoard too, which is not installed: pip install tensorboard"
             )
-        self._tensorboard = None if tensorboard is None else str(tensorboard)
-        self._writer: SummaryWriter | None = None
+        self._tensorboard = None if tensorboard is None else Path(tensorboard)
+        self._events: _Events | None = None
         self._purge_step: int | None = None
         self._columns: list[str] = ["step"]
         self._last_step: int | None = None
@@ -67,7 +70,10 @@ class MetricsLog:
             rows = read_metrics(self.path) if self.path.exists() else []
             self._rewrite([*rows, row], [*self._columns, *new])
         else:
-            with open(self.path, "a", encoding="utf-8", newline="") as file:
+            with (
+                errors_that_name(self.path),
+                open(self.path, "a", encoding="utf-8", newline="") as file,
+            ):
                 file.write(_lines(self._columns, [row]))
             self._last_step = step
         self._write_events(step, values)
@@ -85,9 +91,9 @@ class MetricsLog:
 
     def close(self) -> None:
         """Writes out pending events; the log can still be appended to."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        if self._events is not None:
+            self._events.close()
+            self._events = None
 
     def __enter__(self) -> MetricsLog:
         return self
@@ -110,12 +116,19 @@ class MetricsLog:
     def _write_events(self, step: int, values: Mapping[str, Number]) -> None:
         if self._tensorboard is None:
             return
-        if self._writer is None:
-            self._writer = _open_writer(self._tensorboard, self._purge_step)
-            self._purge_step = None
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+        try:
+            if self._events is None:
+                self._events = _Events(self._tensorboard, self._purge_step)
+                self._purge_step = None
+            self._events.write(step, values)
+        except OSError as error:
+            logger.warning(
+                "%s: cannot be written (%s); training goes on without TensorBoard",
+                self._tensorboard,
+                error.strerror or error,
+            )
+            self._tensorboard = None
+            self.close()
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Number]]:
@@ -182,7 +195,38 @@ def _checked(name: str, value: Number) -> Number:
     )
 
 
-def _open_writer(folder: str, purge_step: int | None) -> SummaryWriter:
-    from torch.utils.tensorboard import SummaryWriter
+class _Events:
+    """A file of TensorBoard events, written at once: its own writer fails in a thread of its own.
 
-    return SummaryWriter(folder, purge_step=purge_step)
+    Args:
+        folder: that TensorBoard is shown.
+        purge_step: events of earlier files are hidden from this step on; None hides none.
+    """
+
+    def __init__(self, folder: Path, purge_step: int | None) -> None:
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._records = RecordWriter(open(folder / name, "ab"))  # noqa: SIM115
+        self._add(file_version="brain.Event:2")
+        if purge_step is not None:
+            self._add(step=purge_step, session_log=SessionLog(status=SessionLog.START))
+
+    def write(self, step: int, values: Mapping[str, Number]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        for name, value in values.items():
+            scalar = Summary.Value(tag=name, simple_value=value)
+            self._add(step=step, summary=Summary(value=[scalar]))
+        self._records.flush()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # every row was flushed, or has failed already
+            self._records.close()
+
+    def _add(self, **fields: object) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._records.write(Event(wall_time=time.time(), **fields).SerializeToString())

@@ -35,6 +35,7 @@ from anywidth.files import (
     errors_that_name,
     is_leftover,
     load_tensors,
+    make_folder,
     read_bytes,
     read_json,
     remove,
@@ -44,6 +45,7 @@ from anywidth.files import (
     temporary_path,
     write_atomically,
     write_json,
+    write_together,
 )
 from anywidth.folder_lock import FolderLock, lock_folder
 
@@ -96,9 +98,7 @@ class Run:
         """Starts a run in a new or empty folder and writes its configuration."""
         folder = Path(folder)
         data = to_json(config)
-        if folder.exists() and not folder.is_dir():
-            raise AnywidthError(f"{folder} is a file; choose another folder with --out")
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         lock = lock_folder(folder)
         if not all(is_leftover(path) for path in folder.iterdir()):
             raise AnywidthError(
@@ -290,9 +290,12 @@ class Run:
                 f"{self.folder} is not finished; end its training first: "
                 f"`anywidth train --resume {self.folder}`"
             )
-        save_tensors(self.folder / _part_file("statistics"), tensors, metadata)
+        path = self.folder / _part_file("statistics")
+        contents = {path: encode_tensors(tensors, metadata, path)}
         if model is not None:
-            save_tensors(self.folder / _part_file("model"), model)
+            path = self.folder / _part_file("model")
+            contents[path] = encode_tensors(model, None, path)
+        write_together(contents)
 
     def load_part(self, part: str) -> tuple[dict[str, Tensor], dict[str, str]]:
         """A part's tensors and metadata: the finished ones, or the newest checkpoint's."""

@@ -27,6 +27,7 @@ from anywidth.files import (
     unflatten_state,
     write_atomically,
     write_json,
+    write_together,
 )
 
 
@@ -77,6 +78,33 @@ def test_what_cannot_be_written_is_named_without_its_temporary_file(
         write_atomically(path, b"content")
     assert str(error.value) == f"{path}: cannot be written ({reason})"
     assert not list(tmp_path.glob("*.tmp"))
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="a folder of Linux")
+def test_a_folder_that_takes_no_files_is_not_called_missing() -> None:
+    with pytest.raises(AnywidthError, match=r"/proc/x\.png: .*\(/proc takes no files\)"):
+        write_atomically("/proc/x.png", b"content")
+
+
+def test_files_that_belong_together_all_stay_if_one_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    write_together({first: b"1", second: b"1"})
+    synced: list[int] = []
+
+    def fill(descriptor: int) -> None:
+        synced.append(descriptor)
+        if len(synced) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fill)
+    with pytest.raises(AnywidthError, match=r"second: cannot be written \(No space left"):
+        write_together({first: b"2", second: b"2"})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        "first": b"1",
+        "second": b"1",
+    }
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])

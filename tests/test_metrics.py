@@ -1,10 +1,12 @@
 """Metrics survive a kill, and a resumed run logs what an unbroken one would."""
 
+import errno
+import logging
 import math
 import os
 import sys
-import time
 from pathlib import Path
+from typing import NoReturn
 
 import numpy
 import pytest
@@ -135,7 +137,6 @@ def test_tensorboard_shows_what_the_file_holds(tmp_path: Path) -> None:
         for step in range(6):
             log.append(step, {"loss/1.0": float(step)})
             assert shown()[-1] == (step, step)  # flushed: a kill would not lose it
-    time.sleep(1.1)  # TensorBoard tells files of one second apart by numbers it sorts as text
     with MetricsLog(tmp_path / "metrics.csv", tmp_path / "tensorboard") as log:
         log.truncate_after(2)
         for step in range(3, 5):
@@ -150,3 +151,31 @@ def test_a_missing_tensorboard_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(AnywidthError, match="pip install tensorboard"):
         MetricsLog(tmp_path / "metrics.csv", tmp_path / "tensorboard")
     MetricsLog(tmp_path / "metrics.csv").append(1, {"loss": 1.0})
+
+
+def full_disk(*arguments: object, **options: object) -> NoReturn:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MetricsLog(tmp_path / "metrics.csv")
+    log.append(1, {"loss": 1.0})
+    monkeypatch.setattr("builtins.open", full_disk)
+    with pytest.raises(AnywidthError, match=r"metrics\.csv: cannot be written \(No space left"):
+        log.append(2, {"loss": 1.0})
+
+
+def test_without_room_for_tensorboard_the_log_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    with MetricsLog(tmp_path / "metrics.csv", tmp_path / "tensorboard") as log:
+        log.append(1, {"loss": 1.0})
+        monkeypatch.setattr(RecordWriter, "flush", full_disk)
+        with caplog.at_level(logging.WARNING):
+            log.append(2, {"loss": 1.0})
+            log.append(3, {"loss": 1.0})
+    assert len(read_metrics(log.path)) == 3
+    assert len(caplog.messages) == 1
+    assert "tensorboard: cannot be written (No space left" in caplog.messages[0]

@@ -79,8 +79,24 @@ def test_create_refuses_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(AnywidthError, match=r"is not empty; .*--resume .*--out"):
         Run.create(tmp_path, Settings())
-    with pytest.raises(AnywidthError, match=r"notes\.txt is a file"):
-        Run.create(tmp_path / "notes.txt", Settings())
+    for folder in (tmp_path / "notes.txt", tmp_path / "notes.txt" / "run"):
+        with pytest.raises(AnywidthError, match=r"cannot hold results .*another folder with --out"):
+            Run.create(folder, Settings())
+
+
+def test_statistics_and_weights_are_replaced_together_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.create(tmp_path / "run", Settings())
+    old = {"x": torch.zeros(1)}
+    run.save_final({"model": old, "statistics": old}, {})
+    new = {"x": torch.ones(1)}
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(os, "fsync", mock.Mock(side_effect=[None, full]))
+    with pytest.raises(AnywidthError, match=r"model\.safetensors: cannot be written \(No space"):
+        run.save_statistics(new, model=new)
+    monkeypatch.undo()
+    assert all(run.load_part(part)[0]["x"] == 0 for part in ("model", "statistics"))
 
 
 def test_create_takes_a_folder_whose_creation_was_killed(tmp_path: Path) -> None:
