@@ -133,7 +133,8 @@ class Spectrum:
             points = tuple(_point(dict(point)) for point in data["points"])
             return Spectrum(str(data["name"]), points, data["kind"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise AnywidthError(f"a damaged spectrum: {type(error).__name__}: {error}") from error
+            reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+            raise AnywidthError(f"a damaged spectrum ({reason})") from error
 
     def to_csv(self, path: str | Path) -> None:
         """Writes a row a width: width, macs, parameters, the metrics, latency_ms.

@@ -234,6 +234,28 @@ def test_findings_know_how_many_classes_and_images_there_were(measured: Path) ->
     assert read_test_image_count(job) == data.validation.samples
 
 
+@pytest.mark.parametrize("damage", ["no metrics", "no error", "no spectra", "cut short"])
+def test_a_damaged_measurement_is_named_with_a_cure(
+    measured: Path, tmp_path: Path, damage: str
+) -> None:
+    name = f"{CALIBRATED.name}.json"
+    source = measured / "runs" / "mobilenet_v1-us-seed-0" / "measurements" / name
+    data = json.loads(source.read_text())
+    if damage == "no metrics":
+        del data["spectra"]["spectrum"]["points"][0]["metrics"]
+    elif damage == "no error":
+        del data["spectra"]["spectrum"]["points"][0]["metrics"]["top1_error"]
+    elif damage == "no spectra":
+        data["spectra"] = 3
+    path = tmp_path / "measurements" / source.name
+    path.parent.mkdir()
+    path.write_text(json.dumps(data)[: 100 if damage == "cut short" else None])
+    with pytest.raises(aw.AnywidthError) as error:
+        read_measurement(tmp_path, CALIBRATED, "spectrum")
+    assert str(path) in str(error.value)
+    assert str(error.value).endswith("; remove the file to measure again")
+
+
 def test_trainings_of_an_older_version_are_taken(measured: Path, tmp_path: Path) -> None:
     """Their configuration lacks the fields that came later, which have their defaults then."""
     copy = shutil.copytree(measured, tmp_path / "study", ignore=shutil.ignore_patterns("*.safe*"))

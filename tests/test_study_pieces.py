@@ -49,6 +49,15 @@ def test_a_deadline_asks_training_to_stop(tmp_path: Path, request: pytest.Fixtur
     assert read_pieces(run.folder) == [piece]
 
 
+@pytest.mark.parametrize(
+    "text", ["{}", '{"pieces": [1]}', '{"pieces": [{"steps": 3}]}', '{"pieces": 3}', '{"pie']
+)
+def test_damaged_pieces_are_named_with_a_cure(tmp_path: Path, text: str) -> None:
+    (tmp_path / "pieces.json").write_text(text)
+    with pytest.raises(AnywidthError, match=r"pieces\.json: .*; remove the file, or .* to train"):
+        read_pieces(tmp_path)
+
+
 def test_nothing_is_begun_after_the_deadline_or_the_end(tmp_path: Path) -> None:
     run = open_run(tmp_path / "run", CONFIG)
     nothing = {"steps": 0, "seconds": 0.0}

@@ -107,7 +107,22 @@ def terminated_at(deadline: float | None) -> Iterator[None]:
 def read_pieces(folder: Path) -> list[Piece]:
     """What each piece of a run took, and the versions and device that made it."""
     path = folder / _PIECES
-    return list(read_json(path)["pieces"]) if path.exists() else []
+    if not path.exists():
+        return []
+    cure = f"remove the file, or {folder} to train again"
+    try:
+        pieces = read_json(path).get("pieces")
+    except AnywidthError as error:
+        raise AnywidthError(f"{error}; {cure}") from error
+    if not isinstance(pieces, list) or not all(map(_is_piece, pieces)):
+        raise AnywidthError(f"{path}: damaged, for it holds no steps and seconds; {cure}")
+    return pieces
+
+
+def _is_piece(found: object) -> bool:
+    return isinstance(found, dict) and all(
+        isinstance(found.get(name), int | float) for name in ("steps", "seconds")
+    )
 
 
 def steps_per_second(pieces: Sequence[Piece]) -> float:

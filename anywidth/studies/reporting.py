@@ -137,4 +137,5 @@ def _form(config: ClassificationConfig) -> str:
 
 
 def _distinct(pieces: Sequence[dict[str, Any]], name: str) -> str:
-    return " and ".join(dict.fromkeys(str(piece[name]) for piece in pieces)) or "unknown"
+    values = dict.fromkeys(str(piece.get(name, "unknown")) for piece in pieces)
+    return " and ".join(values) or "unknown"

@@ -36,6 +36,8 @@ from anywidth.tasks.classification import (
 )
 
 _VERSION = 1
+# What every width of a measurement has.
+_METRICS = {"top1_error", "top5_error", "loss"}
 # Fields that say where and how to train, not what: a run may go on elsewhere.
 _CIRCUMSTANCES = {"device", "data_dir", "workers"}
 # Fields that other methods do not read.
@@ -151,13 +153,21 @@ def free_memory() -> None:
 
 
 def read_measurement(folder: Path, measurement: Measurement, part: str) -> Spectrum:
-    data = read_json(_file(folder, measurement))
-    if data.get("version") != _VERSION or part not in data.get("spectra", {}):
-        raise AnywidthError(
-            f"{_file(folder, measurement)} has no {part!r} of version {_VERSION}; remove the file "
-            "to measure again"
-        )
-    return Spectrum.from_json(data["spectra"][part])
+    path, cure = _file(folder, measurement), "remove the file to measure again"
+    try:
+        data = read_json(path)
+    except AnywidthError as error:
+        raise AnywidthError(f"{error}; {cure}") from error
+    spectra = data.get("spectra")
+    if data.get("version") != _VERSION or not isinstance(spectra, dict) or part not in spectra:
+        raise AnywidthError(f"{path} has no {part!r} of version {_VERSION}; {cure}")
+    try:
+        found = Spectrum.from_json(spectra[part])
+    except AnywidthError as error:
+        raise AnywidthError(f"{path}: {error}; {cure}") from error
+    if not all(point.metrics.keys() >= _METRICS for point in found.points):
+        raise AnywidthError(f"{path}: a width lacks one of {sorted(_METRICS)}; {cure}")
+    return found
 
 
 def read_image_count(job: Job, measurement: Measurement) -> int | None:
