@@ -69,9 +69,11 @@ class WidthRange:
                 f"between {self.low} and {self.high}"
             )
         if not self.low - _ROUNDING <= width <= self.high + _ROUNDING:
+            end = "low" if width < self.low else "high"
             raise AnywidthError(
                 f"width {width} is outside the range [{self.low}, {self.high}] this network was "
-                f"made for; choose one inside, or convert with "
+                f"made for; choose one inside, or make the range wider: train or inspect with "
+                f"--{end} {width}, in code convert with "
                 f"WidthRange({min(width, self.low)}, {max(width, self.high)})"
             )
         return min(max(float(width), self.low), self.high)

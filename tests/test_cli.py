@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import errno
 import itertools
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -381,8 +383,17 @@ def test_an_unfinished_run_is_to_be_resumed(name: str, tmp_path: Path) -> None:
     assert_refused(answer, "not finished", f"anywidth train --resume {tmp_path / 'run'}")
 
 
+@pytest.mark.parametrize("name", ["calibrate", "spectrum", "report"])
+def test_a_run_that_cannot_be_written_to_is_refused_before_the_work(
+    name: str, us_net: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
+    monkeypatch.setattr("anywidth.commands.evaluate.open_trained", pytest.fail)
+    assert_refused(command(name, us_net), f"{us_net} cannot be written to", "copy the run")
+
+
 def test_wrong_widths_are_named(us_net: Path) -> None:
-    assert_refused(command("calibrate", us_net, "--widths", "0.1"), "0.1", "0.25")
+    assert_refused(command("calibrate", us_net, "--widths", "0.1"), "0.1", "0.25", "--low 0.1")
     assert_refused(command("spectrum", us_net, "--widths", "wide"), "wide")
     assert_refused(command("calibrate", us_net, "--samples", "1"), "samples=1")
     assert_refused(command("calibrate", us_net, "--method", "mean"), "'mean'", "exact")
@@ -436,13 +447,22 @@ def test_only_what_a_run_reads_may_move(us_net: Path) -> None:
     assert_refused(command("spectrum", us_net, "--data-dir", "/here"), "data='bundled'")
 
 
-def test_what_the_system_refuses_is_one_line_and_code_1(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     answer = command("train", *TINY_RUN, "--out", tmp_path / "file" / "run")
+    assert_refused(answer, str(tmp_path / "file"), "cannot hold results", "--out")
+
+
+def test_what_the_system_refuses_is_one_line_and_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> Run:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path / "run"))
+
+    monkeypatch.setattr(Run, "create", refuse)
+    answer = command("train", *TINY_RUN, "--out", tmp_path / "run")
     assert answer.code == 1
-    (line,) = answer.errors.strip().splitlines()
-    assert line.startswith("anywidth: Not a directory: ")
-    assert str(tmp_path / "file") in line
+    assert answer.errors == f"anywidth: Permission denied: {tmp_path / 'run'}\n"
 
 
 def test_a_real_process_ends_in_one_line_and_code_2(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -61,6 +62,7 @@ def calibrate(
 
       anywidth calibrate runs/demo --widths 0.25:1.0:0.025 --samples 1000
     """
+    _check_writable(run)
     if not has_statistics(open_trained(run, device, with_data=False).model):
         say("This network has no batch norm: every width can be run as it is.")
         return
@@ -92,6 +94,7 @@ def spectrum(
 
       anywidth spectrum runs/demo --widths 0.25:1.0:0.025
     """
+    _check_writable(run)
     trained = open_trained(run, device, data_dir=data_dir, eval_dir=eval_dir)
     chosen = _chosen(trained, widths)
     if needed := widths_to_calibrate(trained, chosen):
@@ -154,9 +157,20 @@ def report(
       anywidth report runs/us --baseline runs/i-0.25 --baseline runs/i-1.0
     """
     task = task_of(run)
+    _check_writable(run)
     trained = open_trained(run, device, task.sections_need_data, data_dir, eval_dir)
     baselines = [Run.open(folder) for folder in baseline or []]
     say(f"Report: {run_report(trained, baselines, task.sections(trained))}")
+
+
+def _check_writable(folder: Path) -> None:
+    """Before the work, not after it."""
+    Run.open(folder)  # says so if it is none
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise AnywidthError(
+            f"{folder} cannot be written to, where the results belong: copy the run to a folder "
+            "that can, and name that one"
+        )
 
 
 def _chosen(trained: Trained, widths: str | None) -> list[float]:
