@@ -44,7 +44,9 @@ EXAMPLE_SIDE = 48
 
 
 def load_training_pictures(config: SuperResolutionConfig) -> PicturePairs:
-    folder = BUNDLED / "train" if config.data_dir is None else Path(config.data_dir)
+    folder = BUNDLED / "train"
+    if config.data_dir is not None:
+        folder = _folder(config.data_dir, "--data-dir")
     return load_pairs(folder, config.scale, patch=config.patch, cache=config.cache_dir)
 
 
@@ -77,7 +79,7 @@ def _evaluation_folders(config: SuperResolutionConfig) -> dict[str, tuple[Path, 
         return {"DIV2K": (Path(given), True)}
     if config.eval_dir is None:
         return {"bundled": (BUNDLED / "eval", True)}
-    folder = Path(config.eval_dir)
+    folder = _folder(config.eval_dir, "--eval-dir")
     paths = find_images(folder)
     inside = {path.relative_to(folder).parts[0] for path in paths if path.parent != folder}
     found = {name: (folder / name, True) for name in inside if not name.startswith(".")}
@@ -85,6 +87,14 @@ def _evaluation_folders(config: SuperResolutionConfig) -> dict[str, tuple[Path, 
     if any(path.parent == folder for path in paths):
         found[f"{own} itself" if own in found else own] = (folder, False)
     return found or {own: (folder, True)}
+
+
+def _folder(place: str, option: str) -> Path:
+    if not Path(place).is_dir():
+        raise AnywidthError(
+            f"{place} is no folder: say where the pictures lie with {option} FOLDER"
+        )
+    return Path(place)
 
 
 def build_model(config: SuperResolutionConfig) -> WDSR:
