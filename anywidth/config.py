@@ -57,16 +57,21 @@ class Range:
     above: float | None = None
     at_most: float | None = None
     below: float | None = None
+    one_of: tuple[float, ...] = ()
 
     def __contains__(self, value: float) -> bool:
         return (
-            (self.at_least is None or value >= self.at_least)
+            (not self.one_of or value in self.one_of)
+            and (self.at_least is None or value >= self.at_least)
             and (self.above is None or value > self.above)
             and (self.at_most is None or value <= self.at_most)
             and (self.below is None or value < self.below)
         )
 
     def __str__(self) -> str:
+        if self.one_of:
+            *first, last = map(str, self.one_of)
+            return f"{', '.join(first)} or {last}"
         has_top = self.at_most is not None or self.below is not None
         if not has_top:
             return f"at least {self.at_least}" if self.above is None else f"above {self.above}"
@@ -83,9 +88,10 @@ def about(
     above: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
+    one_of: tuple[float, ...] = (),
 ) -> dict[str, Any]:
     """A field's metadata: what it means, and the numbers it may have (of a tuple, each of them)."""
-    limits = Range(at_least, above, at_most, below)
+    limits = Range(at_least, above, at_most, below, one_of)
     return {"help": help} if limits == Range() else {"help": help, "range": limits}
 
 

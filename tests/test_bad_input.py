@@ -246,6 +246,9 @@ def test_configuration_from_something_else() -> None:
         ("fashion_mnist_demo", "switches", "0.5,0.5", "widths that differ"),
         ("fashion_mnist_demo", "switches", "0.5,2", r"in \(0, 1\]"),
         ("fashion_mnist_demo", "width", "0.25", "--method i"),
+        ("fashion_mnist_demo", "total_stride", "4", "8, 16 or 32"),
+        ("fashion_mnist_demo", "strides", "1,1,3,2,2", "numbers 1 or 2"),
+        ("fashion_mnist_demo", "strides", "1,1,2,2", "expected five"),
         ("sr", "learning_rate", "-1", "a number above 0"),
         ("sr", "warmup_steps", "-1", "at least 0"),
         ("sr", "validation_pictures", "0", "at least 1"),
@@ -311,7 +314,8 @@ def test_show_lists_the_values_a_field_takes(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("COLUMNS", "200")
     shown = command("train", "--show").output
     for allowed in ("us | s | i", "sandwich | random | min+random | max+random", "test | split",
-                    "exact | moving", "auto | float32 | bfloat16", "above 0"):  # fmt: skip
+                    "exact | moving", "auto | float32 | bfloat16", "above 0", "8, 16 or 32",
+                    "1 or 2"):  # fmt: skip
         assert f"; {allowed}" in shown
     assert "; none | l1 | l2" in command("train", "sr", "--show").output
 

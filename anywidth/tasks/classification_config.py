@@ -27,12 +27,12 @@ class ClassificationConfig:
     )
     total_stride: int | None = field(
         default=None,
-        metadata=about("of the zoo's networks: 32 for 224 px, 8 for 32 px", at_least=1),
+        metadata=about("of the zoo's networks: 32 for 224 px, 8 for 32 px", one_of=(8, 16, 32)),
     )
     strides: tuple[int, ...] | None = field(
         default=None,
         metadata=about(
-            "of the zoo's networks, instead: their five strides, such as 1,1,2,2,2", at_least=1
+            "of the zoo's networks, instead: their five strides, such as 1,1,2,2,2", one_of=(1, 2)
         ),
     )
     data: str = field(
@@ -162,6 +162,8 @@ def check_choices(config: ClassificationConfig) -> None:
     if config.method == "s":
         for switch in config.switches:
             WidthRange(config.low, config.high, config.divisor).fraction(switch)
+    if config.strides is not None and len(config.strides) != 5:
+        raise AnywidthError(f"strides={config.strides}: expected five, such as 1,1,2,2,2")
     if config.strides is not None and config.total_stride is not None:
         raise AnywidthError(
             f"strides={config.strides} and total_stride={config.total_stride} say the same thing: "
