@@ -161,7 +161,7 @@ def _tiles(spectrum: Spectrum, metric: str) -> str:
         shown.append(_tile(narrowest, metric))
         fewer = f"{widest.macs / narrowest.macs:.1f} times"
         shown.append((fewer, "fewer multiply-adds at the narrowest"))
-    # Widths that round to the same channels are one network; a spectrum read from CSV has none.
+    # Widths that round to the same channels are one network.
     count = len({(point.channels, point.macs, point.parameters) for point in spectrum.points})
     shown.append((str(count), f"{'network' if count == 1 else 'networks'} from one set of weights"))
     tiles = (
@@ -208,7 +208,8 @@ def _width_table(spectrum: Spectrum, baselines: Sequence[Spectrum], metric: str)
             cells.append(_cell(point.latency_ms, format_metric(point.latency_ms)))
         for one in series:
             values = [] if point.width is None else values_at(one, point.width, metric)
-            cells.append(_cell(statistics.mean(values) if values else None, format_mean(values)))
+            mean = statistics.mean(values) if values else None
+            cells.append(_cell(mean, format_mean(values, metric)))
         rows.append(f"<tr>{''.join(cells)}</tr>")
     body = "\n".join(rows)
     return (

@@ -37,7 +37,7 @@ class SpectrumPoint:
 
     Args:
         width: the fraction of the full width; None for a nonuniform configuration.
-        channels: the configuration; empty where the point was read from CSV.
+        channels: the configuration.
         macs: multiply-adds of one example.
         parameters: of the network that the width leaves.
         metrics: what `evaluate` returned, e.g. `{"top1_error": 8.1, "loss": 0.31}`.
@@ -150,32 +150,6 @@ class Spectrum:
             values = [point.metrics.get(name) for name in self.metrics]
             writer.writerow([point.width, point.macs, point.parameters, *values, point.latency_ms])
         write_atomically(path, text.getvalue().encode())
-
-    @staticmethod
-    def from_csv(path: str | Path, *, name: str | None = None, kind: str = "us") -> Spectrum:
-        """Reads what `to_csv` wrote; the name is the file's unless given."""
-        from anywidth.files import read_bytes
-
-        path = Path(path)
-        text = read_bytes(path).decode("utf-8", errors="replace")
-        try:
-            rows = list(csv.reader(io.StringIO(text)))
-        except csv.Error as error:
-            raise AnywidthError(f"{path}: not a CSV file ({error})") from error
-        columns = rows[0] if rows else []
-        if tuple(columns[:3]) != _COST_COLUMNS or columns[-1] != "latency_ms":
-            raise AnywidthError(
-                f"{path}: its columns are {columns[:8]}; a spectrum has "
-                "width, macs, parameters, metrics..., latency_ms"
-            )
-        points = []
-        for number, cells in enumerate(rows[1:], start=2):
-            try:
-                row = dict(zip(columns, cells, strict=True))
-                points.append(_point_from_csv(row))
-            except ValueError as error:
-                raise AnywidthError(f"{path}: line {number} is damaged ({error})") from error
-        return Spectrum(path.stem if name is None else name, tuple(points), kind)
 
 
 def _point(data: dict[str, Any]) -> SpectrumPoint:
@@ -314,15 +288,3 @@ def _numbers(metrics: Any) -> dict[str, float]:
         raise AnywidthError(
             f"evaluate(model) returned {dict(metrics)!r}: expected numbers by name ({error})"
         ) from error
-
-
-def _point_from_csv(row: dict[str, str]) -> SpectrumPoint:
-    width, latency_ms = row.pop("width"), row.pop("latency_ms")
-    return SpectrumPoint(
-        width=float(width) if width else None,
-        channels=ChannelConfig(()),
-        macs=int(row.pop("macs")),
-        parameters=int(row.pop("parameters")),
-        metrics={name: float(value) for name, value in row.items() if value},
-        latency_ms=float(latency_ms) if latency_ms else None,
-    )

@@ -69,7 +69,7 @@ def comparison_table(spectra: Sequence[Spectrum], metric: str | None = None) -> 
     for one in series:
         one.metric(metric)
         found = (values_at(one, width, metric) for width in widths)
-        columns.append(_Column(one.name, list(map(format_mean, found))))
+        columns.append(_Column(one.name, [format_mean(values, metric) for values in found]))
     first = _Column("width", list(map(format_width, widths)))
     return BlockTable(metric_label(metric), first, columns)
 
@@ -88,21 +88,22 @@ def format_point(point: SpectrumPoint, metric: str) -> str:
     """A metric at one width, with its standard error if there is one."""
     value, error = point.metrics.get(metric), standard_error(point, metric)
     if value is None or error == 0:
-        return format_metric(value)
-    return _with_spread(value, error)
+        return format_metric(value, metric)
+    return _with_spread(value, error, metric)
 
 
-def format_mean(values: list[float]) -> str:
+def format_mean(values: list[float], metric: str | None = None) -> str:
     """The one value, or of several (seeds) the mean ± the standard deviation."""
     if len(values) < 2:
-        return format_metric(values[0] if values else None)
-    return _with_spread(statistics.mean(values), statistics.stdev(values))
+        return format_metric(values[0] if values else None, metric)
+    return _with_spread(statistics.mean(values), statistics.stdev(values), metric)
 
 
-def format_metric(value: float | None) -> str:
+def format_metric(value: float | None, metric: str | None = None) -> str:
+    """A value with the decimals its metric is read with; where that is not known, by its size."""
     if value is None or math.isnan(value):
         return "-"
-    return f"{value:.2f}" if abs(value) >= 1 else f"{value:.4f}"
+    return f"{value:.{_places(value, metric)}f}"
 
 
 def format_count(count: float) -> str:
@@ -122,9 +123,18 @@ def metric_label(metric: str) -> str:
     return _LABELS.get(metric, metric.replace("_", " "))
 
 
-def _with_spread(value: float, spread: float) -> str:
+def _places(value: float, metric: str | None) -> int:
+    name = metric or ""
+    if name.startswith("ssim") or "loss" in name:
+        return 4
+    if name.startswith("psnr") or "score" in name or metric_label(name).endswith("%"):
+        return 2
+    return 2 if abs(value) >= 1 else 4
+
+
+def _with_spread(value: float, spread: float, metric: str | None) -> str:
     """Both to the same decimal place."""
-    places = 2 if abs(value) >= 1 else 4
+    places = _places(value, metric)
     return f"{value:.{places}f} ± {spread:.{places}f}"
 
 

@@ -112,7 +112,7 @@ def test_the_table_has_every_width_with_numbers_to_sort_by(tmp_path: Path) -> No
         "latency, ms",
         "I-Net, top-1 error, %",
     ]
-    assert page.rows[1] == ["0.25", "10.50", "1.05", "2.5 M", "750.0 k", "1.50", "12.00 ± 1.41"]
+    assert page.rows[1] == ["0.25", "10.50", "1.0500", "2.5 M", "750.0 k", "1.50", "12.00 ± 1.41"]
     assert page.values[1] == ["0.25", "10.5", "1.05", "2500000", "750000", "1.5", "12.0"]
     assert [row[0] for row in page.rows[1:4]] == ["0.25", "0.5", "1.0"]
     assert page.rows[2][-1] == "-"

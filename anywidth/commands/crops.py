@@ -14,6 +14,7 @@ from anywidth.convert import at_width
 from anywidth.image_quality import luma, psnr
 from anywidth.report import Section
 from anywidth.resize import upscale
+from anywidth.spectrum_tables import format_width
 from anywidth.tasks.super_resolution import TrainedUpscaler
 from anywidth.tasks.upscaling import Sets, predict
 
@@ -54,7 +55,8 @@ def crop_sections(trained: TrainedUpscaler) -> list[Section]:
         shown = {"bicubic": crop.bicubic}
         for width in widths:
             with at_width(trained.model, width):
-                label = trained.name if trained.config.method == "i" else f"width {width:g}"
+                is_alone = trained.config.method == "i"
+                label = trained.name if is_alone else f"width {format_width(width)}"
                 shown[label] = predict(trained.model, crop.low).cpu()
         scores = {name: _psnr(crop, picture) for name, picture in shown.items()}
         strip = _strip(crop, {**shown, "ground truth": crop.high}, scores)

@@ -96,8 +96,8 @@ def _table(study: Study, network: Network, results: Results) -> list[str]:
     rows.append(["multiply-adds", *_costs(settings, columns, results), ""])
     for setting in settings:
         line = (network.name, setting.label)
-        ours = [format_mean(_errors(results, line, width)) for width in columns]
-        rows.append([setting.label, *ours, format_mean(results.errors(line, common))])
+        ours = [format_mean(_errors(results, line, width), METRIC) for width in columns]
+        rows.append([setting.label, *ours, format_mean(results.errors(line, common), METRIC)])
         printed = results.paper.get(line)
         if printed:
             theirs = [f"*{printed[w]:.1f}*" if w in printed else "" for w in columns]
