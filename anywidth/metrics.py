@@ -19,6 +19,8 @@ from anywidth.files import errors_that_name, read_bytes, write_atomically
 
 Number = int | float
 
+_MEND = "restore it from a copy, or remove it, which costs the training curves alone"
+
 logger = logging.getLogger(__name__)
 
 
@@ -142,13 +144,13 @@ def read_metrics(path: str | Path) -> list[dict[str, Number]]:
     try:
         lines = list(csv.reader(io.StringIO(whole)))
     except csv.Error as error:
-        raise AnywidthError(f"{path}: not a metrics file ({error})") from error
+        raise AnywidthError(f"{path}: not a metrics file; {_MEND}") from error
     if not lines:
         return []
     columns = lines[0]
     if columns[:1] != ["step"]:
         raise AnywidthError(
-            f"{path}: its first column is {columns[:1]}; a metrics file starts with 'step'"
+            f"{path}: its first column is {columns[:1]}; a metrics file starts with 'step'; {_MEND}"
         )
     rows = []
     for number, cells in enumerate(lines[1:], start=2):

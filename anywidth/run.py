@@ -54,6 +54,9 @@ Metadata = Mapping[str, str]
 
 logger = logging.getLogger(__name__)
 
+MEND = "restore it from a copy, or train again with another --out"
+"""What helps where a file of a run is damaged."""
+
 _LAYOUT_VERSION = 1
 _MANIFEST = "manifest.json"
 _FINISHED = "finished.json"
@@ -129,7 +132,7 @@ class Run:
                 f"{folder} is not a run: config.json is missing; start one with "
                 f"`anywidth train --out {folder}`"
             )
-        run = cls(folder, read_json(folder / "config.json"), writing)
+        run = cls(folder, _read_own(folder / "config.json"), writing)
         if writing:
             run._lock = lock_folder(folder)
             remove_leftovers(folder)
@@ -319,11 +322,10 @@ class Run:
         """The JSON data saved with the finished network, or with the newest checkpoint."""
         if self.finished:
             path = self.folder / _FINISHED
-            state = read_json(path).get("state")
+            state = _read_own(path).get("state")
             if not isinstance(state, dict):
                 raise AnywidthError(
-                    f"{path}: no state in it, so the finished run is damaged; restore it from a "
-                    "copy, or train again with another --out"
+                    f"{path}: no state in it, so the finished run is damaged; {MEND}"
                 )
             return state
         return self._newest().state
@@ -336,7 +338,7 @@ class Run:
             if isinstance(error.__cause__, PermissionError):
                 raise  # the file may well be whole
             problem = str(error) if path.exists() else f"{path} is missing"
-            mend = "restore it from a copy, or train again with another --out"
+            mend = MEND
             if self._checkpoint_folders():
                 away = "" if path.is_file() or not path.exists() else f"move {path} away, "
                 mend = (
@@ -381,6 +383,16 @@ class Run:
         os.rename(folder, temporary)
         remove(temporary)
         self._refused.discard(folder)
+
+
+def _read_own(path: Path) -> dict[str, Any]:
+    """A JSON file that every run has; where it is damaged, the error says how to mend it."""
+    try:
+        return read_json(path)
+    except AnywidthError as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise  # the file may well be whole
+        raise AnywidthError(f"{error}: the run is damaged; {MEND}") from error
 
 
 def _position(folder: Path) -> tuple[int, int]:

@@ -98,6 +98,9 @@ def test_a_damaged_line_and_a_foreign_file_are_named(tmp_path: Path) -> None:
     path.write_text("name,price\nball,3\n")
     with pytest.raises(AnywidthError, match=r"its first column is \['name'\]"):
         read_metrics(path)
+    path.write_text("step,loss\r1,0.5\r\n")
+    with pytest.raises(AnywidthError, match=r"metrics\.csv: not a metrics file; restore it"):
+        read_metrics(path)
     with pytest.raises(AnywidthError, match=r"none\.csv: cannot be read"):
         read_metrics(tmp_path / "none.csv")
 

@@ -111,8 +111,16 @@ def test_open_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(AnywidthError, match=r"is not a run: config\.json is missing"):
         Run.open(tmp_path)
     (tmp_path / "config.json").write_text('{"version": ')
-    with pytest.raises(AnywidthError, match=r"config\.json: truncated or not JSON"):
+    with pytest.raises(AnywidthError, match=r"config\.json: truncated or not JSON.* from a copy"):
         Run.open(tmp_path)
+
+
+def test_a_truncated_mark_of_the_end_says_how_to_mend_it(tmp_path: Path) -> None:
+    run = Run.create(tmp_path, Settings())
+    run.save_final({"model": {}, "statistics": {}}, {})
+    (tmp_path / "finished.json").write_text('{"ver')
+    with pytest.raises(AnywidthError, match=r"finished\.json: truncated .* another --out"):
+        run.state()
 
 
 def test_the_newest_checkpoint_is_loaded_and_two_are_kept(tmp_path: Path) -> None:
