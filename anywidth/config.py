@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import (
     Any,
@@ -177,7 +177,7 @@ def override(config: ConfigType, changes: Mapping[str, str]) -> ConfigType:
             values[name] = _parse(text, kinds[name])
         except (ValueError, KeyError):
             raise AnywidthError(
-                f"{given} = {text!r} is not {_spell(kinds[name])}; "
+                f"{given} = {text!r}: expected {_in_words(kinds[name])}; "
                 f"it is {_write(getattr(config, name))!r} now"
             ) from None
     return dataclasses.replace(config, **values)
@@ -192,6 +192,26 @@ def check_ranges(config: Config) -> None:
             continue
         if not all(number in limits for number in (value if isinstance(value, tuple) else [value])):
             raise AnywidthError(f"{field.name}={value}: expected {_noun(limits, value)}{limits}")
+
+
+def check_read(config: Config, given: Iterable[str], unread: Mapping[str, str]) -> None:
+    """Refuses a field that was given though nothing reads it.
+
+    Args:
+        config: with what was given.
+        given: names of fields, with hyphens or underscores. A switch turned off, or a default
+            given again, asks for nothing.
+        unread: field → the choice because of which nothing reads it.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    for name in (name.replace("-", "_") for name in given):
+        value = getattr(config, name)
+        asks = value if isinstance(value, bool) else value != defaults[name]
+        if name in unread and asks:
+            raise AnywidthError(
+                f"{name}={value!r} is not read with {unread[name]}: leave out "
+                f"--{name.replace('_', '-')}"
+            )
 
 
 def describe(config: Config) -> list[FieldRow]:
@@ -331,6 +351,24 @@ def _spell(kind: Any) -> str:
             return f"{_spell(members[0])},..."
         return ",".join(_spell(member) for member in members)
     raise ValueError
+
+
+_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def _in_words(kind: Any) -> str:
+    """What to type for a type."""
+    members = get_args(kind)
+    if kind in _WORDS:
+        return _WORDS[kind]
+    if _is_union(kind):
+        return " or ".join(_in_words(member) for member in members)
+    if get_origin(kind) is tuple and members[-1] is Ellipsis:
+        example = {int: "such as 1,2", float: "such as 0.25,0.5"}.get(members[0])
+        return f"numbers {example}" if example else f"a list of {_in_words(members[0])}"
+    if get_origin(kind) is tuple:
+        return ",".join(_in_words(member) for member in members)
+    return _spell(kind)
 
 
 def _write(value: object) -> str:

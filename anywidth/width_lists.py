@@ -11,10 +11,11 @@ from anywidth.errors import AnywidthError
 _MOST_WIDTHS = 10_000
 
 
-def parse_widths(text: str) -> list[float]:
+def parse_widths(text: str, others: str = "") -> list[float]:
     """Widths from a command line: `0.5`, `0.25,0.5,1.0`, or `0.25:1.0:0.025` (both ends included).
 
-    Commas may join ranges and numbers. Steps are taken in decimals, so 0.3 is 0.3.
+    Commas may join ranges and numbers. Steps are taken in decimals, so 0.3 is 0.3. What a command
+    takes beside these, such as ", or `every`", is for the error alone: `others`.
     """
     widths: list[float] = []
     try:
@@ -25,7 +26,7 @@ def parse_widths(text: str) -> list[float]:
         reason = f" ({error})" if type(error) is ValueError else ""
         raise AnywidthError(
             f"widths {text!r} cannot be read{reason}: expected a number such as 0.5, a list such "
-            "as 0.25,0.5,1.0, or start:stop:step such as 0.25:1.0:0.025"
+            f"as 0.25,0.5,1.0, or start:stop:step such as 0.25:1.0:0.025{others}"
         ) from error
     for width in widths:
         if not 0 < width <= 1:

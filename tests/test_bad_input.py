@@ -277,6 +277,50 @@ def test_a_number_out_of_range_is_refused_before_there_is_a_run(
     assert re.search(rf"^anywidth: {option}=.*{re.escape(value[:2])}.*{expected}", line)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--method i --truth 0.3", "truth=0.3 is not read with method='i': leave out --truth"),
+        ("--method s --truth 0.3", "truth=0.3 is not read with method='s'"),
+        ("--method i --nonuniform", "nonuniform=True is not read with method='i'"),
+        ("--private-affine", "private_affine=True is not read with method='us'"),
+        ("--rule random --distill", "distill=True is not read with rule='random'"),
+        ("--rule min+random --truth 0.3", "truth=0.3 is not read with rule='min+random'"),
+        ("--no-distill --truth 0.3", "truth=0.3 is not read with distill=False"),
+        ("--no-distill --temperature 2", "temperature=2.0 is not read with distill=False"),
+        ("--data folder --data-dir / --cutout 8", "cutout=8 is not read with folders of images"),
+        ("--data folder --data-dir / --crop-padding 2", "crop_padding=2 is not read with folders"),
+        ("sr --distill none --truth 0.3", "truth=0.3 is not read with distill='none'"),
+        ("rl --dual-clip 5", "dual_clip=5.0 is not read with distill='kl'"),
+        ("rl --method i --distill ppo", "distill='ppo' is not read with method='i'"),
+    ],
+)
+def test_an_option_that_nothing_reads_is_refused(
+    options: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anywidth.commands.train._train", pytest.fail)
+    answer = command("train", *options.split(), "--out", tmp_path / "run")
+    assert answer.code == 2
+    assert answer.errors.startswith(f"anywidth: {said}")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--method i",
+        "--method s --no-distill",
+        "--rule random --truth 0",
+        "sr --distill none --truth 0",
+    ],
+)
+def test_what_a_recipe_brings_or_asks_for_nothing_is_no_mistake(
+    options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anywidth.commands.train._train", lambda *rest, **more: True)
+    answer = command("train", *options.split(), "--no-report", "--out", tmp_path / "run")
+    assert answer == (0, "", "")
+
+
 @pytest.mark.parametrize("config", [ClassificationConfig(), SuperResolutionConfig()])
 def test_every_number_has_a_range(config: TrainingConfig) -> None:
     # The scale is checked with the pictures, which say more about it.

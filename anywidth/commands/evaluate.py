@@ -12,7 +12,7 @@ import typer
 
 from anywidth.commands.output import console, say
 from anywidth.commands.places import DataDir, EvalDir
-from anywidth.commands.tasks import open_trained, task_of
+from anywidth.commands.tasks import check_same_task, open_trained, task_of
 from anywidth.convert import plan_of
 from anywidth.errors import AnywidthError
 from anywidth.plots import plot_spectra
@@ -133,6 +133,7 @@ def compare(
         raise AnywidthError(f"--out {out}: there is no folder {out.parent}")
     if out.suffix.lower() not in (".png", ".svg"):
         raise AnywidthError(f"--out {out}: expected a name that ends in .png or .svg")
+    check_same_task(runs)
     spectra = saved_spectra([Run.open(folder) for folder in runs])
     console.print(comparison_table(spectra, metric))
     plot_spectra(spectra, out, metric)
@@ -159,6 +160,7 @@ def report(
     task = task_of(run)
     _check_writable(run)
     trained = open_trained(run, device, task.sections_need_data, data_dir, eval_dir)
+    check_same_task([run, *(baseline or [])])
     baselines = [Run.open(folder) for folder in baseline or []]
     say(f"Report: {run_report(trained, baselines, task.sections(trained))}")
 
@@ -177,7 +179,7 @@ def _chosen(trained: Trained, widths: str | None) -> list[float]:
     """The network's widths that an option asks for."""
     if widths == EVERY:
         return plan_of(trained.model).distinct_widths()
-    return network_widths(trained, parse_widths(widths) if widths else None)
+    return network_widths(trained, parse_widths(widths, f", or `{EVERY}`") if widths else None)
 
 
 def _counted(widths: Sequence[object]) -> str:

@@ -13,7 +13,7 @@ from anywidth.errors import AnywidthError
 from anywidth.recipes import TrainingConfig
 from anywidth.report import Section
 from anywidth.results import Trained
-from anywidth.run import Run
+from anywidth.run import MEND, Run
 from anywidth.tasks import (
     classification,
     classification_config,
@@ -37,6 +37,7 @@ class Task(Generic[TrainedType]):
     Args:
         config: the class of its configurations.
         check: refuses a configuration that cannot be trained as it is.
+        unread: configuration → fields that nothing reads, and why.
         train: (run, configuration) → whether training came to its end.
         open: (folder, device, with_data, configuration) → a finished run.
         example: what trains one with everything at its default.
@@ -47,6 +48,7 @@ class Task(Generic[TrainedType]):
 
     config: type[Any]
     check: Callable[[Any], None]
+    unread: Callable[[Any], dict[str, str]]
     train: Callable[[Run, Any], bool]
     open: Callable[[Path, str, bool, Any], TrainedType]
     example: str
@@ -62,6 +64,7 @@ class Task(Generic[TrainedType]):
 CLASSIFICATION = Task(
     classification_config.ClassificationConfig,
     classification_config.check_choices,
+    classification_config.unread_fields,
     classification.train_run,
     classification.open_trained,
     "anywidth train",
@@ -70,6 +73,7 @@ CLASSIFICATION = Task(
 SUPER_RESOLUTION = Task(
     super_resolution_config.SuperResolutionConfig,
     super_resolution_config.check_choices,
+    super_resolution_config.unread_fields,
     super_resolution.train_run,
     super_resolution.open_trained,
     "anywidth train sr",
@@ -80,6 +84,7 @@ SUPER_RESOLUTION = Task(
 REINFORCEMENT = Task(
     reinforcement_config.ReinforcementConfig,
     reinforcement_config.check_choices,
+    reinforcement_config.unread_fields,
     reinforcement.train_run,
     reinforcement.open_trained,
     "anywidth train rl",
@@ -100,14 +105,35 @@ def task_named(name: object) -> Task[Any]:
 
 
 def task_of(folder: Path) -> Task[Any]:
-    return task_named(Run.open(folder).config_data.get("task"))
+    return _task(Run.open(folder))
+
+
+def check_same_task(folders: Sequence[Path]) -> None:
+    """Refuses runs whose numbers say different things."""
+    first = task_of(folders[0])
+    for folder in folders[1:]:
+        if (task := task_of(folder)) is not first:
+            raise AnywidthError(
+                f"{folders[0]} is a run of {first.name} and {folder} of {task.name}: name runs of "
+                "one task"
+            )
 
 
 def config_of(folder: Path) -> TrainingConfig:
     """The configuration a run was started with."""
     run = Run.open(folder)
-    config: TrainingConfig = run.read_config(task_named(run.config_data.get("task")).config)
+    config: TrainingConfig = run.read_config(_task(run).config)
     return config
+
+
+def _task(run: Run) -> Task[Any]:
+    path = run.folder / "config.json"
+    if "task" not in run.config_data:
+        raise AnywidthError(f"{path}: no task in it, so the run is damaged; {MEND}")
+    try:
+        return task_named(run.config_data["task"])
+    except AnywidthError as error:
+        raise AnywidthError(f"{path}: {error}") from error
 
 
 def open_trained(

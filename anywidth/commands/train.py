@@ -14,7 +14,7 @@ from rich.text import Text
 from anywidth.commands.output import console, say
 from anywidth.commands.places import anchored, moved
 from anywidth.commands.tasks import config_of, task_named
-from anywidth.config import Config, describe, override
+from anywidth.config import Config, check_read, describe, override
 from anywidth.distributed import barrier, local_device, rank, start_processes, stop_processes
 from anywidth.errors import AnywidthError
 from anywidth.recipes import RECIPES, TrainingConfig, recipe
@@ -112,7 +112,10 @@ def train(
     if show:
         _print_fields(config)
         return
-    task_named(config.task).check(config)
+    task = task_named(config.task)
+    task.check(config)
+    if resume is None:
+        check_read(config, [*fields, *changes], task.unread(config))
     start_processes(local_device(config.device))
     try:
         if not _train(config, folder, is_new=resume is None):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from anywidth.config import about, check_ranges
+from anywidth.data.arrays import ARRAY_NAMES
 from anywidth.errors import AnywidthError
 from anywidth.tasks.width_choices import check_widths
 from anywidth.width import WidthRange
@@ -174,3 +175,23 @@ def check_choices(config: ClassificationConfig) -> None:
             f"data_dir={config.data_dir!r} is not read with data={config.data!r}: leave out "
             f"--data-dir, or say what lies there with --data {' | '.join(LIE_SOMEWHERE)}"
         )
+
+
+def unread_fields(config: ClassificationConfig) -> dict[str, str]:
+    """Fields that nothing reads → the choice that makes it so."""
+    distilling = ("distill", "temperature", "truth")
+    drawing = ("rule", "widths_per_step", "nonuniform", "lattice")
+    found: dict[str, str] = {}
+    if config.method != "us":
+        found |= dict.fromkeys((*drawing, *distilling), f"method={config.method!r}")
+    elif config.rule in ("random", "min+random"):
+        found |= dict.fromkeys(distilling, f"rule={config.rule!r}, which draws no widest width")
+    elif not config.distill:
+        found |= dict.fromkeys(distilling[1:], "distill=False")
+    if config.method != "s":
+        found |= dict.fromkeys(("switches", "private_affine"), f"method={config.method!r}")
+    if config.data not in ARRAY_NAMES:
+        found |= dict.fromkeys(("crop_padding", "cutout"), "folders of images")
+    if ":" in config.model:
+        found |= dict.fromkeys(("total_stride", "strides"), f"model={config.model!r}")
+    return found

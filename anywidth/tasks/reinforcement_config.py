@@ -129,3 +129,13 @@ def check_choices(config: ReinforcementConfig) -> None:
     """Refuses what would train or play nothing, or would be passed over without a word."""
     check_ranges(config)
     check_widths(config)
+
+
+def unread_fields(config: ReinforcementConfig) -> dict[str, str]:
+    """Fields that nothing reads → the choice that makes it so."""
+    if config.method == "i":
+        names = ("widths_per_step", "lattice", "distill", "distill_weight", "dual_clip")
+        return dict.fromkeys(names, "method='i'")
+    if config.distill == "none":
+        return dict.fromkeys(("distill_weight", "dual_clip"), "distill='none'")
+    return {"dual_clip": "distill='kl'"} if config.distill == "kl" else {}

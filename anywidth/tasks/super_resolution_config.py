@@ -114,3 +114,11 @@ def check_choices(config: SuperResolutionConfig) -> None:
     """Refuses what would train nothing, or would be passed over without a word."""
     check_ranges(config)
     check_widths(config)
+
+
+def unread_fields(config: SuperResolutionConfig) -> dict[str, str]:
+    """Fields that nothing reads → the choice that makes it so."""
+    if config.method == "i":
+        names = ("widths_per_step", "lattice", "distill", "truth")
+        return dict.fromkeys(names, "method='i'")
+    return {"truth": "distill='none'"} if config.distill == "none" else {}
