@@ -334,6 +334,9 @@ def assert_refused(answer: Answer, *words: str) -> None:
         (("--data", "nowhere"), ("'nowhere'", "bundled")),
         (("--model", "mobilenet_v9"), ("'mobilenet_v9'", "mobilenet_v1")),
         (("--batch-size", "100000"), ("100000",)),
+        (("--limit", "1"), ("number of samples, 1", "--batch-size 1")),
+        (("--distill", "maybe"), ("'maybe': expected true or false",)),
+        (("--switches", "0.5,abc"), ("'0.5,abc': expected numbers such as 0.25,0.5",)),
         (("--device", "tpu"), ("'tpu'", "cpu")),
         (("--low", "2"), ("low=2.0",)),
         (("--rule", "biggest"), ("'biggest'", "sandwich")),
@@ -394,7 +397,7 @@ def test_a_run_that_cannot_be_written_to_is_refused_before_the_work(
 
 def test_wrong_widths_are_named(us_net: Path) -> None:
     assert_refused(command("calibrate", us_net, "--widths", "0.1"), "0.1", "0.25", "--low 0.1")
-    assert_refused(command("spectrum", us_net, "--widths", "wide"), "wide")
+    assert_refused(command("spectrum", us_net, "--widths", "wide"), "wide", "or `every`")
     assert_refused(command("calibrate", us_net, "--samples", "1"), "samples=1")
     assert_refused(command("calibrate", us_net, "--method", "mean"), "'mean'", "exact")
 
@@ -405,7 +408,7 @@ def test_predict_names_what_is_wrong(us_net: Path, tmp_path: Path) -> None:
     text.write_text("not a picture")
     assert_refused(command("predict", us_net, text), "text.png", "not an image")
     assert_refused(command("predict", us_net, text, "--width", "1.5"), "1.5")
-    assert_refused(command("predict", us_net, text, "--top", "0"), "top=0")
+    assert_refused(command("predict", us_net, text, "--top", "0"), "--top 0")
 
 
 @pytest.mark.parametrize(
@@ -433,6 +436,18 @@ def test_compare_needs_two_runs_with_a_spectrum(us_net: Path, folder: Path) -> N
     bare = folder / "bare"
     Run.create(bare, ClassificationConfig())
     assert_refused(command("compare", us_net, bare), "no spectrum yet", f"anywidth spectrum {bare}")
+
+
+def test_compare_takes_whole_runs_of_one_task_alone(us_net: Path, folder: Path) -> None:
+    other = folder / "game"
+    Run.create(other, ReinforcementConfig())
+    shutil.copy(us_net / "spectrum.json", other)
+    for arguments in (("compare", us_net, other), ("report", us_net, "--baseline", other)):
+        answer = command(*arguments)
+        assert_refused(answer, f"{us_net} is a run of classification and {other} of reinforcement")
+    (other / "config.json").write_text("{}")
+    answer = command("compare", us_net, other)
+    assert_refused(answer, f"{other / 'config.json'}: no task in it", "restore it from a copy")
 
 
 def test_compare_names_a_folder_that_is_missing(us_net: Path, s_net: Path, tmp_path: Path) -> None:

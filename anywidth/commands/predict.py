@@ -32,6 +32,8 @@ def predict(
 
       anywidth predict runs/demo shirt.png --width 0.4
     """
+    if top < 1:
+        raise AnywidthError(f"--top {top}: expected at least 1 class")
     trained = open_only(CLASSIFICATION, run, device, "knows no classes")
     chosen = network_width(trained, width)
     if missing_statistics(trained, [chosen]):

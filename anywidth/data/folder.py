@@ -145,7 +145,11 @@ class FolderLoader(OrderedLoader):
                 )
         if skipped:
             logger.warning(
-                "skipped %d corrupt images in epoch %d: %s", len(skipped), epoch, _few(skipped)
+                "skipped %d corrupt image%s in epoch %d: %s",
+                len(skipped),
+                "" if len(skipped) == 1 else "s",
+                epoch,
+                _few(skipped),
             )
 
     def _account_for_faults(self, batch: FolderBatch) -> None:

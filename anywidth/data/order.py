@@ -51,8 +51,9 @@ class BatchOrder:
             )
         if self.drop_last and self.samples < self.batch_size:
             raise AnywidthError(
-                f"batch_size {self.batch_size} is larger than the {self.samples} samples, so that "
-                f"drop_last leaves no step: pass batch_size={self.samples} or less"
+                f"batch_size {self.batch_size} is larger than the number of samples, "
+                f"{self.samples}, so that no batch is full: pass batch_size={self.samples} or less "
+                f"(--batch-size {self.samples})"
             )
 
     def __len__(self) -> int:

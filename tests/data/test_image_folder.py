@@ -181,6 +181,11 @@ def test_corrupt_images_are_skipped_and_named_if_asked(
     assert set(loader.corrupt) == {str(truncated), str(no_image)}
     assert "cannot identify" in loader.corrupt[str(no_image)]
     assert caplog.messages == [f"skipped 2 corrupt images in epoch 2: {truncated}, {no_image}"]
+    no_image.unlink()
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="anywidth"):
+        list(make(scan_split(image_folder, "train"), skip_corrupt=True).epoch(0))
+    assert caplog.messages == [f"skipped 1 corrupt image in epoch 0: {truncated}"]
 
 
 def test_a_training_batch_without_any_whole_image_is_an_error(image_folder: Path) -> None:
