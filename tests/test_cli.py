@@ -334,7 +334,7 @@ def assert_refused(answer: Answer, *words: str) -> None:
         (("--data", "nowhere"), ("'nowhere'", "bundled")),
         (("--model", "mobilenet_v9"), ("'mobilenet_v9'", "mobilenet_v1")),
         (("--batch-size", "100000"), ("100000",)),
-        (("--limit", "1"), ("number of samples, 1", "--batch-size 1")),
+        (("--limit", "1"), ("larger than the 1 sample, ", "--batch-size 1")),
         (("--distill", "maybe"), ("'maybe': expected true or false",)),
         (("--switches", "0.5,abc"), ("'0.5,abc': expected numbers such as 0.25,0.5",)),
         (("--device", "tpu"), ("'tpu'", "cpu")),

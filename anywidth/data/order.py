@@ -50,10 +50,10 @@ class BatchOrder:
                 f"which training needs: pass batch_size={fitting} or another multiple"
             )
         if self.drop_last and self.samples < self.batch_size:
+            counted = "1 sample" if self.samples == 1 else f"{self.samples} samples"
             raise AnywidthError(
-                f"batch_size {self.batch_size} is larger than the number of samples, "
-                f"{self.samples}, so that no batch is full: pass batch_size={self.samples} or less "
-                f"(--batch-size {self.samples})"
+                f"batch_size {self.batch_size} is larger than the {counted}, so that no batch is "
+                f"full: pass batch_size={self.samples} or less (--batch-size {self.samples})"
             )
 
     def __len__(self) -> int:
