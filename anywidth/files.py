@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
@@ -20,6 +21,8 @@ from anywidth.errors import AnywidthError
 
 # The header of a safetensors file starts with its length in this many bytes.
 _LENGTH_BYTES = 8
+# Under which name a file keeps the checksum of its content.
+_SEAL = "anywidth.sha256"
 
 
 def write_atomically(
@@ -220,7 +223,7 @@ def encode_tensors(
         plain[name] = tensor.clone() if storage in storages else tensor
         storages.add(storage)
     try:
-        return safetensors.torch.save(plain, metadata=dict(metadata) if metadata else None)
+        return _sealed(safetensors.torch.save(plain, metadata=dict(metadata) if metadata else None))
     except (SafetensorError, KeyError, ValueError) as error:
         kinds = sorted({str(tensor.dtype) for tensor in plain.values()})
         raise AnywidthError(
@@ -235,8 +238,31 @@ def decode_tensors(data: bytes, path: Path) -> tuple[dict[str, Tensor], dict[str
         tensors = safetensors.torch.load(data)
     except (SafetensorError, KeyError, ValueError) as error:
         raise AnywidthError(f"{path}: not a valid safetensors file ({error})") from error
+    metadata = dict(header.get("__metadata__") or {})
+    seal = metadata.pop(_SEAL, None)
+    if seal is not None and seal != _checksum(header, data):
+        raise AnywidthError(f"{path}: damaged: its content does not fit its checksum")
     # safetensors hands them back in a random order.
-    return dict(sorted(tensors.items())), dict(header.get("__metadata__") or {})
+    return dict(sorted(tensors.items())), metadata
+
+
+def _sealed(data: bytes) -> bytes:
+    """A safetensors file with a checksum of everything else among its metadata."""
+    start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+    header = json.loads(data[_LENGTH_BYTES:start])
+    header.setdefault("__metadata__", {})[_SEAL] = _checksum(header, data)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)  # tensors begin at a multiple of it
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text + data[start:]
+
+
+def _checksum(header: Mapping[str, Any], data: bytes) -> str:
+    start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+    metadata = {k: v for k, v in (header.get("__metadata__") or {}).items() if k != _SEAL}
+    rest = {**header, "__metadata__": metadata}
+    found = hashlib.sha256(json.dumps(rest, sort_keys=True).encode())
+    found.update(memoryview(data)[start:])
+    return found.hexdigest()
 
 
 def flatten_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any]:

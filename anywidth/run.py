@@ -268,14 +268,14 @@ class Run:
         Until the last of them is on the disk, the run counts as unfinished.
         """
         self._check_writing()
-        _checksum(state)
+        checksum = _checksum(state)
         finished = self.folder / _FINISHED
         if finished.exists():
             finished.unlink()
             sync_folder(self.folder)
         for part, values in tensors.items():
             save_tensors(self.folder / _part_file(part), values, (metadata or {}).get(part))
-        write_json(finished, {"version": _LAYOUT_VERSION, "state": state})
+        write_json(finished, {"version": _LAYOUT_VERSION, "state": state, "sha256": checksum})
 
     def save_statistics(
         self, tensors: Tensors, metadata: Metadata | None = None, *, model: Tensors | None = None
@@ -322,11 +322,14 @@ class Run:
         """The JSON data saved with the finished network, or with the newest checkpoint."""
         if self.finished:
             path = self.folder / _FINISHED
-            state = _read_own(path).get("state")
+            found = _read_own(path)
+            state = found.get("state")
             if not isinstance(state, dict):
                 raise AnywidthError(
                     f"{path}: no state in it, so the finished run is damaged; {MEND}"
                 )
+            if found.get("sha256") not in (None, _checksum(state)):
+                raise AnywidthError(f"{path}: its content does not fit its checksum; {MEND}")
             return state
         return self._newest().state
 

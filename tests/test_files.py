@@ -1,5 +1,6 @@
 """Files are whole or not there, and what is not ours is refused by name."""
 
+import contextlib
 import errno
 import json
 import os
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -236,6 +238,30 @@ def test_every_truncation_is_detected() -> None:
         decode_tensors(whole[:-1], Path("model.safetensors"))
     with pytest.raises(AnywidthError, match="something was appended"):
         decode_tensors(whole + b"\0", Path("model.safetensors"))
+
+
+def test_a_changed_bit_never_changes_a_tensor() -> None:
+    path = Path("model.safetensors")
+    whole = encode_tensors(sample(), {"a": "b"}, path)
+    start = 8 + int.from_bytes(whole[:8], "little")
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << place % 8
+        if place >= start:
+            with pytest.raises(AnywidthError, match=r"model\.safetensors: .* fit its checksum"):
+                decode_tensors(bytes(damaged), path)
+            continue
+        with contextlib.suppress(AnywidthError):  # the name of the checksum itself may be hit
+            found, _ = decode_tensors(bytes(damaged), path)
+            assert found.keys() == sample().keys()
+            assert all(torch.equal(found[name], tensor) for name, tensor in sample().items())
+
+
+def test_files_of_others_have_no_checksum() -> None:
+    data = safetensors.torch.save({"a": torch.ones(2)}, {"made": "elsewhere"})
+    tensors, metadata = decode_tensors(data, Path("t"))
+    assert torch.equal(tensors["a"], torch.ones(2))
+    assert metadata == {"made": "elsewhere"}
 
 
 @given(

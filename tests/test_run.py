@@ -123,6 +123,16 @@ def test_a_truncated_mark_of_the_end_says_how_to_mend_it(tmp_path: Path) -> None
         run.state()
 
 
+def test_a_changed_mark_of_the_end_is_noticed(tmp_path: Path) -> None:
+    run = Run.create(tmp_path, Settings())
+    run.save_final({"model": {}, "statistics": {}}, {"classes": ["cat", "dog"]})
+    assert run.state() == {"classes": ["cat", "dog"]}
+    path = tmp_path / "finished.json"
+    path.write_text(path.read_text().replace("dog", "dig"))
+    with pytest.raises(AnywidthError, match=r"finished\.json: its content does not fit"):
+        run.state()
+
+
 def test_the_newest_checkpoint_is_loaded_and_two_are_kept(tmp_path: Path) -> None:
     run = run_with(tmp_path, 10, 20, 30)
     assert names(run) == ["step-000000020", "step-000000030"]
