@@ -83,7 +83,7 @@ def test_calibrate_adds_widths_to_the_run(folder: Path) -> None:
     succeed("train", *TINY_RUN, "--no-report", "--out", run)
     assert aw.calibrated_widths(open_trained(run, "cpu", with_data=False).model) == [0.25, 1.0]
     answer = succeed("calibrate", run, "--widths", "0.5,0.75", "--samples", "100")
-    assert "2 widths calibrated: 0.5, 0.75" in answer.output
+    assert answer.output == "2 widths calibrated over 100 images: 0.5, 0.75\n"
     assert "calibrating 2/2 (100%)" in answer.errors
     trained = open_trained(run, "cpu", with_data=False)
     assert aw.calibrated_widths(trained.model) == [0.25, 0.5, 0.75, 1.0]
@@ -213,7 +213,8 @@ def test_an_individual_network_goes_by_its_one_width(i_net: Path, tmp_path: Path
     Image.new("L", (28, 28), 100).save(picture)
     for given in ((), ("--widths", "0.5")):
         answer = succeed("calibrate", i_net, *given, "--device", "cpu")
-        assert answer.output == "1 width calibrated: 0.5\n"
+        assert re.match(r"1 width calibrated over [\d,]+ images: 0\.5\n", answer.output)
+        assert bool(given) <= answer.output.endswith(f"make them anew: anywidth spectrum {i_net}\n")
         answer = succeed("spectrum", i_net, *given, "--no-latency", "--device", "cpu")
         assert re.search(r"^ *0\.5 ", answer.output, re.MULTILINE)
         assert [row["width"] for row in rows(i_net / "spectrum.csv")] == ["0.5"]

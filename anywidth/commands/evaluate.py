@@ -68,9 +68,11 @@ def calibrate(
         return
     trained = open_trained(run, device, data_dir=data_dir)
     chosen = _chosen(trained, widths)
-    trained.calibrate(chosen, samples, method)
+    images = trained.calibrate(chosen, samples, method)
     shown = ", ".join(str(shown_width(trained, width)) for width in chosen)
-    say(f"{_counted(chosen)} calibrated: {shown}")
+    say(f"{_counted(chosen)} calibrated over {images:,} images: {shown}")
+    if _earlier(trained.run) is not None:
+        say(f"Spectrum and report are of before; make them anew: anywidth spectrum {run}")
 
 
 def spectrum(

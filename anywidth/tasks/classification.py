@@ -337,8 +337,8 @@ class TrainedClassifier:
 
     def calibrate(
         self, widths: Sequence[Width], samples: int | None = None, method: str | None = None
-    ) -> None:
-        """Computes statistics for some widths, and saves them with the run.
+    ) -> int:
+        """Computes statistics for some widths, saves them with the run, and returns over how many.
 
         With several ranks all must call it: the widths are shared out.
         """
@@ -355,6 +355,7 @@ class TrainedClassifier:
         if rank() == 0:
             statistics = statistics_to_tensors(self.model)
             self.run.save_statistics(*statistics, model=self.model.state_dict())
+        return int(loader.samples)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         return evaluate(model, self._loaded().validation)

@@ -214,8 +214,9 @@ class TrainedPolicy:
 
     def calibrate(
         self, widths: Sequence[Width], samples: int | None = None, method: str | None = None
-    ) -> None:
+    ) -> int:
         """Does nothing: without batch norm there are no statistics to compute."""
+        return 0
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Mean scores of full games, actions sampled and greedy; the same games at every width."""

@@ -301,8 +301,9 @@ class TrainedUpscaler:
 
     def calibrate(
         self, widths: Sequence[Width], samples: int | None = None, method: str | None = None
-    ) -> None:
+    ) -> int:
         """Does nothing: without batch norm there are no statistics to compute."""
+        return 0
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, WDSR)
