@@ -33,6 +33,7 @@ def inspect(
     spec: Annotated[
         str,
         typer.Argument(
+            metavar="NETWORK",
             help="mobilenet_v1, torchvision:NAME, timm:NAME or package.module:function",
             show_default=False,
         ),

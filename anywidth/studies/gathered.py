@@ -313,7 +313,7 @@ def _markdown(
     for row in rows:
         cost = "" if row.multiply_adds is None else format_count(row.multiply_adds)
         width = "" if row.width is None else format_width(row.width)
-        values = [format_metric(row.metrics.get(name)) for name in metrics]
+        values = [format_metric(row.metrics.get(name), name) for name in metrics]
         table.append([row.network, str(row.seed), width, cost, *values])
     left_out = ("rows", "findings", "configuration")
     facts = [(name, value) for name, value in data.items() if name not in left_out]
