@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Processes that run tests, a thread each.
+JOBS ?= 2
 
 .PHONY: test run lint types unit clean
 
@@ -20,7 +22,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 unit: $(STAMP)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # Installed anew only when what is to be installed has changed.
 $(STAMP): pyproject.toml constraints.txt
