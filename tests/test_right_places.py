@@ -156,3 +156,23 @@ def test_reshapes_of_training_are_rehearsed_too() -> None:
     model, original = converted(HeadOfTraining(), x, 2)
     assert aw.plan_of(model).can_narrow("wide")
     assert_is_whole_with_zeros(model, original, x, True)
+
+
+def test_a_cut_inside_a_unit_keeps_all_channels() -> None:
+    """Of three units of four channels, two would be cut elsewhere than three are."""
+
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Conv2d(3, 3, 1), nn.Conv2d(6, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.stem(x)
+            first, second = torch.stack([y, -y, 2 * y, y.relu()], 2).flatten(1, 2).chunk(2, 1)
+            head: Tensor = self.head(first * second)
+            return head
+
+    x = torch.randn(2, 3, 4, 4)
+    model, original = converted(Halves(), x, 1)
+    assert aw.plan_of(model).groups["stem"].fixed == "cut inside a unit by chunk"
+    assert_is_whole_with_zeros(model, original, x)

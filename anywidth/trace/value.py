@@ -188,9 +188,6 @@ class Context:
         try:
             parts = self.solver.cut(axis, [size // count] * count)
         except Unsplittable:
-            pieces = self.solver.expand(axis)
-            if len(pieces) == 1 and pieces[0][1] % count == 0:
-                return [((pieces[0][0], pieces[0][1] // count),)] * count
             self.solver.fix(axis, f"cut inside a unit by {self.place}")
             return [None] * count
         for part in parts[1:]:
