@@ -21,7 +21,7 @@ from anywidth.layers import (
     uncalibrated_allowed,
     widen,
 )
-from anywidth.state import STATE, state_of
+from anywidth.state import STATE, check_layers, state_of
 from anywidth.width import Width
 
 
@@ -42,6 +42,7 @@ def extract(model: nn.Module, width: Width, fold: bool = False) -> nn.Module:
     width's, with a warning: good enough to fine-tune from, not to evaluate.
     """
     state = state_of(model)
+    check_layers(model)
     before = state.width
     state.set(model, width)
     try:

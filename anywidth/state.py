@@ -196,3 +196,16 @@ def tensor_owners(model: nn.Module, plan: Plan) -> list[tuple[str, nn.Module, st
         for key, tensor in held.items()
         if tensor is not None and id(tensor) in by_identity
     ]
+
+
+def check_layers(model: nn.Module) -> None:
+    """A clear error where a layer that narrows has been replaced by one that does not."""
+    plan = state_of(model).plan
+    paths = {module: path for path, module in model.named_modules()}
+    for name, owner, _ in tensor_owners(model, plan):
+        if any(axis is not None for axis in plan.tensors[name]) and not is_narrowed(owner):
+            raise AnywidthError(
+                f"{paths[owner]!r} is not the layer that was converted: it was replaced later, as "
+                "SyncBatchNorm.convert_sync_batchnorm does too. Do that first, then call "
+                "anywidth.slimmable"
+            )

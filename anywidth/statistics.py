@@ -19,7 +19,7 @@ from anywidth.convert import at_width, set_width
 from anywidth.distributed import rank, world_size
 from anywidth.errors import AnywidthError
 from anywidth.layers import Statistics, is_switched_norm, new_statistics, sliced_statistics
-from anywidth.state import SlimmableState, state_of
+from anywidth.state import SlimmableState, check_layers, state_of
 from anywidth.width import ChannelConfig, Width, width_list
 
 Method = Literal["exact", "moving"]
@@ -59,6 +59,7 @@ def calibrate(
     `anywidth.save` keeps them in a file; `state_dict` holds those of the full width alone.
     """
     state = state_of(model)
+    check_layers(model)
     if method not in ("exact", "moving"):
         raise AnywidthError(f"method {method!r}: expected 'exact' or 'moving'")
     if samples is not None and samples < 2:

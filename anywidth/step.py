@@ -21,7 +21,7 @@ from anywidth.errors import AnywidthError
 from anywidth.fast_layers import use_kernels
 from anywidth.precision import faster_dtype
 from anywidth.sampling import Sampling, sample_widths
-from anywidth.state import state_of
+from anywidth.state import check_layers, state_of
 from anywidth.width import ChannelConfig, Width
 
 
@@ -102,7 +102,7 @@ class SandwichStep:
         kernels: bool = True,
         after_backward: Callable[[], None] | None = None,
     ) -> None:
-        state_of(model)
+        check_layers(model)
         if isinstance(widths, int):
             widths = Sampling(count=widths, seed=seed)
         if not isinstance(widths, Sampling):

@@ -380,6 +380,20 @@ def test_networks_in_wrappings(x: Tensor) -> None:
         assert_close(traced(x), extract_quietly(traced, 0.5)(x), 1e-5)
 
 
+def test_a_layer_that_was_replaced_is_named(x: Tensor) -> None:
+    model = convert(network(), x)
+    inner = next(path for path, m in model.named_modules() if isinstance(m, nn.BatchNorm2d))
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for call in (
+        lambda: aw.SandwichStep(model, optimizer, nn.functional.cross_entropy),
+        lambda: aw.calibrate(model, [x], [0.5]),
+        lambda: aw.extract(model, 0.5),
+    ):
+        with pytest.raises(aw.AnywidthError, match=rf"'{inner}' is not the layer .* replaced"):
+            call()
+
+
 def test_spectral_norm_is_converted(x: Tensor) -> None:
     model = nn.Sequential(
         nn.utils.spectral_norm(nn.Conv2d(3, 16, 3)), nn.ReLU(), nn.Conv2d(16, 4, 1)
