@@ -226,6 +226,17 @@ def test_the_page_counts_the_images_that_there_were(measured: Path, tmp_path: Pa
     assert facts_of(study, jobs, 1, "")["statistics"] == expected
 
 
+def test_the_page_says_where_networks_were_measured(measured: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(measured, tmp_path / "study", ignore=shutil.ignore_patterns("*.safe*"))
+    study = STUDY["bn-statistics"]
+    trained = facts_of(study, tiny_jobs(study, copy), 1, "")["device"]
+    assert "measured" not in trained
+    path = copy / "runs" / "mobilenet_v1-us-seed-0" / "measurements" / "exact-1k.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "a toaster"}))
+    elsewhere = facts_of(study, tiny_jobs(study, copy), 1, "")["device"]
+    assert elsewhere == f"{trained}; some measured on a toaster"
+
+
 def test_findings_know_how_many_classes_and_images_there_were(measured: Path) -> None:
     (job,) = tiny_jobs(STUDY["bn-statistics"], measured)
     assert read_class_count(job) == 10

@@ -16,6 +16,7 @@ from anywidth.studies.tables import collect, to_csv, to_markdown
 from anywidth.studies.trainings import (
     Job,
     read_class_count,
+    read_devices,
     read_image_count,
     read_test_image_count,
 )
@@ -81,8 +82,14 @@ def facts_of(study: Study, jobs: Sequence[Job], seeds: int, command: str) -> dic
         "versions": ", ".join(
             f"{name} {_distinct(pieces, name)}" for name in ("anywidth", "torch", "python")
         ),
-        "device": _distinct(pieces, "device"),
+        "device": _distinct(pieces, "device") + _measured_elsewhere(jobs, pieces),
     }
+
+
+def _measured_elsewhere(jobs: Sequence[Job], pieces: Sequence[dict[str, Any]]) -> str:
+    trained = {piece.get("device") for piece in pieces}
+    found = dict.fromkeys(d for job in jobs for d in read_devices(job) if d not in trained)
+    return f"; some measured on {' and '.join(found)}" if found else ""
 
 
 def _statistics(study: Study, jobs: Sequence[Job]) -> str:

@@ -180,6 +180,13 @@ def read_test_image_count(job: Job) -> int | None:
     return _read_count(job, job.measurements[0], "test_images")
 
 
+def read_devices(job: Job) -> list[str]:
+    """Where a training was measured, as far as its files say."""
+    paths = [_file(job.folder, measurement) for measurement in job.measurements]
+    found = [read_json(path).get("device") for path in paths if path.exists()]
+    return [device for device in found if isinstance(device, str)]
+
+
 def _read_count(job: Job, measurement: Measurement, name: str) -> int | None:
     path = _file(job.folder, measurement)
     found = read_json(path).get(name) if path.exists() else None
