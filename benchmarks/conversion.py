@@ -92,16 +92,22 @@ def measure(name: str) -> Row:
 
 
 def notes(rows: list[Row]) -> str:
-    """What verification found out by running, which the graph does not show."""
+    """What plans note: what verification found out by running, and cuts that move."""
     lines = [f"- **{row.name}**: {_short(note)}" for row in rows for note in row.plan.notes]
     if not lines:
         return ""
-    head = "\n## Found by running\n\nSizes that Python works out are not in the exported graph:\n\n"
+    head = (
+        "\n## Notes of the plans\n\nSizes that Python works out are not in the exported graph, and "
+        "are found by running. Where a cut falls\ninside what narrows as one, its later parts are "
+        "not the first channels of what they are at full width.\n\n"
+    )
     return head + "\n".join(lines) + "\n"
 
 
 def _short(note: str, most: int = 3) -> str:
     names, verb, rest = note.partition(" shrink with ")
+    if not verb:
+        names, verb, rest = note.partition(": later parts")
     listed = names.split(", ")
     if not verb or len(listed) <= most:
         return note

@@ -158,8 +158,8 @@ def test_reshapes_of_training_are_rehearsed_too() -> None:
     assert_is_whole_with_zeros(model, original, x, True)
 
 
-def test_a_cut_inside_a_unit_keeps_all_channels() -> None:
-    """Of three units of four channels, two would be cut elsewhere than three are."""
+def test_a_plan_notes_cuts_inside_units() -> None:
+    """Of three units of four channels, two are cut elsewhere than three are."""
 
     class Halves(nn.Module):
         def __init__(self) -> None:
@@ -174,5 +174,7 @@ def test_a_cut_inside_a_unit_keeps_all_channels() -> None:
 
     x = torch.randn(2, 3, 4, 4)
     model, original = converted(Halves(), x, 1)
-    assert aw.plan_of(model).groups["stem"].fixed == "cut inside a unit by chunk"
-    assert_is_whole_with_zeros(model, original, x)
+    assert aw.plan_of(model).notes == ["chunk: later parts are other channels at other widths"]
+    assert_agrees(model, x)
+    with pytest.raises(AssertionError):
+        assert_is_whole_with_zeros(model, original, x)

@@ -65,6 +65,9 @@ def plan(model: nn.Module, example_input: Any) -> Plan:
         ]
     found.example = [_described(x) for x in inputs]
     found.notes += [f"not counted: {op}" for op in context.uncounted]
+    if context.moving:
+        places = ", ".join(dict.fromkeys(context.moving))
+        found.notes.append(f"{places}: later parts are other channels at other widths")
     found.notes += [
         f"all widths update the one {name} in training, and calibrate() leaves it as it is"
         for name in _shared_in_training(model, inputs, found, graphs)

@@ -61,6 +61,8 @@ class Context:
     # (module, attribute, axis it follows, place in the attribute if that is a tuple).
     attributes: list[tuple[str, str, Pieces, int | None]] = field(default_factory=list)
     inputs: dict[str, int] = field(default_factory=dict)
+    # Operations whose later parts begin elsewhere in the whole network than in a narrow one.
+    moving: list[str] = field(default_factory=list)
     # (layer, batch norm) where nothing but the norm reads the layer's output.
     folds: list[tuple[str, str]] = field(default_factory=list)
     # (batch norm, activation) where nothing but the activation reads the norm's output.
@@ -188,6 +190,10 @@ class Context:
         try:
             parts = self.solver.cut(axis, [size // count] * count)
         except Unsplittable:
+            pieces = self.solver.expand(axis)
+            if len(pieces) == 1 and pieces[0][1] % count == 0:
+                self.moving.append(self.place)
+                return [((pieces[0][0], pieces[0][1] // count),)] * count
             self.solver.fix(axis, f"cut inside a unit by {self.place}")
             return [None] * count
         for part in parts[1:]:
