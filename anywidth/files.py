@@ -241,7 +241,9 @@ def decode_tensors(data: bytes, path: Path) -> tuple[dict[str, Tensor], dict[str
     metadata = dict(header.get("__metadata__") or {})
     seal = metadata.pop(_SEAL, None)
     if seal is not None and seal != _checksum(header, data):
-        raise AnywidthError(f"{path}: damaged: its content does not fit its checksum")
+        raise AnywidthError(
+            f"{path}: damaged, for its content does not fit its checksum; restore it from a copy"
+        )
     # safetensors hands them back in a random order.
     return dict(sorted(tensors.items())), metadata
 

@@ -17,18 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anywidth._version import __version__
+from anywidth.curves import curves_figure, has_curves
 from anywidth.errors import AnywidthError
+from anywidth.figure_style import FAINT_INK, GRID, INK, figure_bytes, style
 from anywidth.files import write_atomically
-from anywidth.plots import (
-    FAINT_INK,
-    GRID,
-    INK,
-    curves_figure,
-    figure_bytes,
-    has_curves,
-    spectra_figure,
-    style,
-)
+from anywidth.plots import spectra_figure
 from anywidth.spectra import Spectrum, SpectrumPoint, joined, values_at
 from anywidth.spectrum_tables import (
     format_count,

@@ -16,11 +16,12 @@ from torch import nn
 from anywidth._version import __version__
 from anywidth.config import to_json
 from anywidth.convert import plan_of
+from anywidth.curves import has_curves, plot_curves
 from anywidth.errors import AnywidthError
 from anywidth.files import read_json, write_json
 from anywidth.layers import is_switched_norm
 from anywidth.metrics import read_metrics
-from anywidth.plots import has_curves, plot_curves, plot_spectra
+from anywidth.plots import plot_spectra
 from anywidth.report import Section, write_report
 from anywidth.run import Run
 from anywidth.spectra import Spectrum, spectrum

@@ -10,9 +10,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from anywidth.figure_style import INK, figure_bytes, style
 from anywidth.files import write_atomically
 from anywidth.metrics import read_metrics
-from anywidth.plots import INK, figure_bytes, style
 from anywidth.spectra import Spectrum
 from anywidth.spectrum_tables import format_count
 

@@ -12,16 +12,10 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
+from anywidth.curves import curves_figure, has_curves, plot_curves
 from anywidth.errors import AnywidthError
-from anywidth.plots import (
-    curves_figure,
-    figure_bytes,
-    has_curves,
-    plot_curves,
-    plot_spectra,
-    spectra_figure,
-    style,
-)
+from anywidth.figure_style import figure_bytes, style
+from anywidth.plots import plot_spectra, spectra_figure
 from anywidth.spectra import Spectrum, SpectrumPoint
 from anywidth.width import ChannelConfig
 from anywidth.width_lists import parse_widths

@@ -17,10 +17,12 @@ from matplotlib.collections import LineCollection
 
 import anywidth as aw
 from anywidth import training
+from anywidth.curves import curves_figure
 from anywidth.errors import AnywidthError
+from anywidth.figure_style import style
 from anywidth.files import load_tensors, read_json
 from anywidth.metrics import read_metrics
-from anywidth.plots import curves_figure, spectra_figure, style
+from anywidth.plots import spectra_figure
 from anywidth.run import Run
 from anywidth.spectra import Spectrum, SpectrumPoint
 from anywidth.spectrum_tables import format_point, shown_metrics

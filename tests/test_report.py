@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from anywidth.errors import AnywidthError
-from anywidth.plots import FAINT_INK, GRID, INK
+from anywidth.figure_style import FAINT_INK, GRID, INK
 from anywidth.report import Section, write_report
 from anywidth.spectra import Spectrum, SpectrumPoint
 from anywidth.width import ChannelConfig

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import anywidth as aw
-from anywidth.plots import style
+from anywidth.figure_style import style
 from anywidth.spectra import Spectrum, SpectrumPoint
 from anywidth.studies.comparing import Finding, Results, Verdict, compare, judge
 from anywidth.studies.definitions import MOBILENET_V2, STUDIES

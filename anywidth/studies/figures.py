@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anywidth.figure_style import figure_bytes, style
 from anywidth.files import write_atomically
-from anywidth.plots import figure_bytes, spectra_figure, style
+from anywidth.plots import spectra_figure
 from anywidth.studies.comparing import METRIC, Results
 from anywidth.studies.parts import Picture
 from anywidth.studies.tables import mean_spectrum

@@ -1,0 +1,82 @@
+"""How figures look, and how they become files: PNG or SVG by the file's name."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anywidth.errors import AnywidthError
+from anywidth.files import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+INK, FAINT_INK, GRID = "#24292f", "#59636e", "#d9dee3"
+"""Text, lesser text and grid lines; a page with a dark side replaces them."""
+
+BLUE, ORANGE, GREEN, PURPLE = "#2f7fd1", "#e0762a", "#2a9d73", "#b05fc0"
+GREY = "#8a929b"
+_STYLE = {
+    "font.size": 10.5,
+    "axes.titlesize": 12,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": FAINT_INK,
+    "axes.titlecolor": INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "xtick.color": GRID,
+    "ytick.color": GRID,
+    "xtick.labelcolor": FAINT_INK,
+    "ytick.labelcolor": FAINT_INK,
+    "text.color": INK,
+    "axes.formatter.useoffset": False,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    # Text stays text, and names inside the file do not change from run to run.
+    "svg.fonttype": "none",
+    "svg.hashsalt": "anywidth",
+}
+
+
+def figure_bytes(figure: Figure, form: str, transparent: bool = False) -> bytes:
+    """A figure as PNG or SVG, the same bytes for the same figure every time."""
+    # No date, no address, no version: only the picture.
+    nothing: dict[str, Any] = {
+        "svg": dict.fromkeys(("Creator", "Date", "Format", "Type")),
+        "png": {"Software": None},
+    }
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=form, dpi=160, transparent=transparent, metadata=nothing[form])
+    return buffer.getvalue()
+
+
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+    """Matplotlib's defaults and ours on top, whatever the user's own settings are."""
+    try:
+        import matplotlib.style
+    except ImportError as error:
+        raise AnywidthError("plots need matplotlib: install anywidth[cli]") from error
+    with matplotlib.style.context(["default", _STYLE]):
+        yield
+
+
+def write_figure(path: str | Path, draw: Callable[[], Figure]) -> None:
+    """Draws in our style, and puts the file in place once it is whole."""
+    path = Path(path)
+    form = path.suffix.lower().removeprefix(".")
+    if form not in ("png", "svg"):
+        raise AnywidthError(f"cannot draw {path}: expected a name that ends in .png or .svg")
+    with style():
+        content = figure_bytes(draw(), form)
+    write_atomically(path, content)
