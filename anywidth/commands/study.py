@@ -49,7 +49,9 @@ def study(
     data_dir: Annotated[Path | None, typer.Option(help="Where the data lies.")] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(help="Seeds of each training; if not given, 1, and 3 for main on a GPU set."),
+        typer.Option(
+            help="Seeds of each training; if not given, 1 of the bundled images, else as --list says."
+        ),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Of every training.")] = None,
     out: Annotated[
@@ -229,10 +231,12 @@ def _print_studies() -> None:
         if shared:
             some = "" if shared == len(names) else f"{shared} of them "
             count += f", {some}shared with those above"
-        minutes = [f"about {value:g} minutes ({where})" for where, value in one.minutes.items()]
-        _print_study(one, "; ".join([count, *minutes]))
+        seeds = f"{one.seeds} seed{'s' * (one.seeds > 1)} unless bundled"
+        minutes = [f"{value:g} minutes a seed ({where})" for where, value in one.minutes.items()]
+        _print_study(one, "; ".join([count, seeds, *minutes]))
     for gathered in GATHERED:
         _print_study(gathered, "no training: gathers what benchmarks/ recorded")
+    say("The H200 trained eight networks at once, under MPS.")
     say("`anywidth study all` runs everything; what is shared is trained once.")
 
 
