@@ -49,9 +49,7 @@ def study(
     data_dir: Annotated[Path | None, typer.Option(help="Where the data lies.")] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(
-            help="Seeds of each training; if not given, 1 of the bundled images, else as --list says."
-        ),
+        typer.Option(help="Seeds of each training; if not given, as --list says, bundled 1."),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Of every training.")] = None,
     out: Annotated[
