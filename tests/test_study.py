@@ -40,6 +40,7 @@ from anywidth.studies.paper import paper_errors
 from anywidth.studies.parts import Study
 from anywidth.studies.processes import work_through
 from anywidth.studies.recipes import DATA, study_recipe
+from anywidth.studies.pieces import read_pieces
 from anywidth.studies.reporting import facts_of, write_study
 from anywidth.studies.tables import collect
 from anywidth.studies.trainings import (
@@ -235,6 +236,20 @@ def test_the_page_says_where_networks_were_measured(measured: Path, tmp_path: Pa
     path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "a toaster"}))
     elsewhere = facts_of(study, tiny_jobs(study, copy), 1, "")["device"]
     assert elsewhere == f"{trained}; some measured on a toaster"
+
+
+def test_the_page_says_that_time_is_missing_where_a_training_was_killed(
+    measured: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(measured, tmp_path / "study", ignore=shutil.ignore_patterns("*.safe*"))
+    study = STUDY["bn-statistics"]
+    (job,) = tiny_jobs(study, copy)
+    assert facts_of(study, [job], 1, "")["trainings"].endswith("minutes of one process in all")
+    (piece,) = read_pieces(job.folder)
+    killed = {**piece, "steps": 0, "seconds": 0.0, "killed": True}
+    (job.folder / "pieces.json").write_text(json.dumps({"pieces": [killed, piece]}))
+    found = facts_of(study, [job], 1, "")["trainings"]
+    assert found.endswith(", without what 1 stretch took that ended by a kill")
 
 
 def test_findings_know_how_many_classes_and_images_there_were(measured: Path) -> None:

@@ -49,6 +49,23 @@ def test_a_deadline_asks_training_to_stop(tmp_path: Path, request: pytest.Fixtur
     assert read_pieces(run.folder) == [piece]
 
 
+def test_a_piece_that_is_killed_leaves_its_provenance(tmp_path: Path) -> None:
+    class Kill(BaseException):
+        pass
+
+    def killed(run: Run, config: ClassificationConfig) -> bool:
+        raise Kill
+
+    run = open_run(tmp_path / "run", CONFIG)
+    with pytest.raises(Kill):
+        train_piece(run, CONFIG, killed)
+    _, piece = train_piece(run, CONFIG, lambda run, config: True)
+    first, second = read_pieces(run.folder)
+    assert second == piece
+    assert first == {**piece, "steps": 0, "seconds": 0.0, "killed": True}
+    assert steps_per_second([first, {"steps": 4, "seconds": 2.0}]) == 2
+
+
 @pytest.mark.parametrize(
     "text", ["{}", '{"pieces": [1]}', '{"pieces": [{"steps": 3}]}', '{"pieces": 3}', '{"pie']
 )

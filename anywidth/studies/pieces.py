@@ -22,7 +22,10 @@ from anywidth.studies.provenance import provenance
 _PIECES = "pieces.json"
 
 Piece = dict[str, Any]
-"""Steps, the seconds they took (loading, capturing and validating are in them), provenance."""
+"""Steps, the seconds they took (loading, capturing and validating are in them), provenance.
+
+One that was killed has no steps and seconds of its own, and `killed` says so.
+"""
 
 AnyTask = TypeVar("AnyTask", bound=TrainingConfig)
 
@@ -76,15 +79,17 @@ def train_piece(
     if run.finished or (deadline is not None and time.time() >= deadline):
         return run.finished, {"steps": 0, "seconds": 0.0}
     begun = run.load_checkpoint()
+    before, made_by = read_pieces(run.folder), provenance(local_device(config.device))
+    killed = {"steps": 0, "seconds": 0.0, "killed": True, **made_by}
+    write_json(run.folder / _PIECES, {"pieces": [*before, killed]})  # stays if this is killed
     started = time.monotonic()
     with terminated_at(deadline):
         is_done = train_run(run, config)
     seconds = time.monotonic() - started
     ended = run.load_checkpoint()
     steps = (ended.step if ended else 0) - (begun.step if begun else 0)
-    made_by = provenance(local_device(config.device))
     piece = {"steps": steps, "seconds": round(seconds, 1), **made_by}
-    write_json(run.folder / _PIECES, {"pieces": [*read_pieces(run.folder), piece]})
+    write_json(run.folder / _PIECES, {"pieces": [*before, piece]})
     return is_done, piece
 
 

@@ -77,13 +77,21 @@ def facts_of(study: Study, jobs: Sequence[Job], seeds: int, command: str) -> dic
         "seeds": str(seeds),
         "statistics": _statistics(study, jobs)
         + (", augmented as in training" if config.calibration_augmented else ""),
-        "trainings": f"{len(jobs)}, in {minutes:.1f} minutes of one process in all",
+        "trainings": f"{len(jobs)}, in {minutes:.1f} minutes of one process in all"
+        + _killed(pieces),
         "commit": _distinct(pieces, "commit"),
         "versions": ", ".join(
             f"{name} {_distinct(pieces, name)}" for name in ("anywidth", "torch", "python")
         ),
         "device": _distinct(pieces, "device") + _measured_elsewhere(jobs, pieces),
     }
+
+
+def _killed(pieces: Sequence[dict[str, Any]]) -> str:
+    count = sum(bool(piece.get("killed")) for piece in pieces)
+    if not count:
+        return ""
+    return f", without what {count} stretch{'es' * (count > 1)} took that ended by a kill"
 
 
 def _measured_elsewhere(jobs: Sequence[Job], pieces: Sequence[dict[str, Any]]) -> str:
