@@ -38,9 +38,9 @@ from anywidth.studies.gathered import GATHERED
 from anywidth.studies.measuring import _narrowed, measure, stage_groups
 from anywidth.studies.paper import paper_errors
 from anywidth.studies.parts import Study
+from anywidth.studies.pieces import read_pieces
 from anywidth.studies.processes import work_through
 from anywidth.studies.recipes import DATA, study_recipe
-from anywidth.studies.pieces import read_pieces
 from anywidth.studies.reporting import facts_of, write_study
 from anywidth.studies.tables import collect
 from anywidth.studies.trainings import (
