@@ -1,0 +1,29 @@
+"""The smallest study: a tiny network on a few of the bundled images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from anywidth.studies.definitions import MOBILENET_V1, STUDIES
+from anywidth.studies.parts import Study
+from anywidth.studies.recipes import study_recipe
+from anywidth.studies.trainings import Job, jobs_of
+
+STUDY = {study.name: study for study in STUDIES}
+TINY = {
+    "model": "tiny_networks:slow",
+    "divisor": "4",
+    "limit": "200",
+    "batch_size": "20",
+    "calibration_samples": "100",
+    "checkpoint_every": "1",
+    "log_every": "1",
+    # Which would be the faster one here is no matter of the study's.
+    "precision": "float32",
+}
+SETTINGS = [text for name, value in TINY.items() for text in ("--set", f"{name}={value}")]
+
+
+def tiny_jobs(study: Study, out: Path) -> list[Job]:
+    recipe = study_recipe("bundled", MOBILENET_V1, None, 1, "cpu", TINY)
+    return jobs_of([study], {study.name: 1}, {MOBILENET_V1.name: recipe}, out)
