@@ -117,6 +117,16 @@ def missing_statistics(trained: Trained, widths: Sequence[float]) -> list[float]
     return [width for width in widths if plan.resolve(width) not in known]
 
 
+def check_calibrated(trained: Trained, width: float) -> None:
+    """Refuses one of the network's widths that has no statistics yet."""
+    if missing_statistics(trained, [width]):
+        shown = shown_width(trained, width)
+        raise AnywidthError(
+            f"no statistics for width {shown}: calibrate it first with: "
+            f"anywidth calibrate {trained.run.folder} --widths {shown}"
+        )
+
+
 def has_statistics(model: nn.Module) -> bool:
     """Whether there is batch norm, whose statistics every width has its own of."""
     return any(is_switched_norm(module) for module in model.modules())

@@ -25,7 +25,7 @@ from anywidth.run import Run
 from anywidth.tasks.classification import ClassificationConfig, open_trained
 from anywidth.tasks.reinforcement_config import ReinforcementConfig
 
-COMMANDS = ("train", "calibrate", "spectrum", "compare", "report", "predict", "inspect")
+COMMANDS = ("train", "calibrate", "spectrum", "compare", "report", "predict", "export", "inspect")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,6 +8,7 @@ import typer
 
 from anywidth._version import __version__
 from anywidth.commands.evaluate import calibrate, compare, report, spectrum
+from anywidth.commands.export import export
 from anywidth.commands.inspect import inspect
 from anywidth.commands.play import play
 from anywidth.commands.predict import predict
@@ -50,5 +51,6 @@ app.command()(report)
 app.command()(predict)
 app.command()(upscale)
 app.command()(play)
+app.command()(export)
 app.command()(inspect)
 app.command()(study)

@@ -11,7 +11,7 @@ from anywidth.commands.output import say
 from anywidth.commands.tasks import CLASSIFICATION, open_only
 from anywidth.convert import at_width
 from anywidth.errors import AnywidthError
-from anywidth.results import missing_statistics, network_width, shown_width
+from anywidth.results import check_calibrated, network_width
 from anywidth.tasks import prediction
 
 
@@ -36,12 +36,7 @@ def predict(
         raise AnywidthError(f"--top {top}: expected at least 1 class")
     trained = open_only(CLASSIFICATION, run, device, "knows no classes")
     chosen = network_width(trained, width)
-    if missing_statistics(trained, [chosen]):
-        shown = shown_width(trained, chosen)
-        raise AnywidthError(
-            f"no statistics for width {shown}: calibrate it first with: "
-            f"anywidth calibrate {run} --widths {shown}"
-        )
+    check_calibrated(trained, chosen)
     with at_width(trained.model, chosen):
         for name, probability in prediction.predict(trained, image, top):
             text = f"{100 * probability:6.2f} %  {name}"

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from anywidth.commands.crops import crop_sections
 from anywidth.commands.places import moved
 from anywidth.errors import AnywidthError
+from anywidth.exporting import Deployment
 from anywidth.recipes import TrainingConfig
 from anywidth.report import Section
 from anywidth.results import Trained
@@ -17,6 +18,7 @@ from anywidth.run import MEND, Run
 from anywidth.tasks import (
     classification,
     classification_config,
+    deployment,
     reinforcement,
     reinforcement_config,
     super_resolution,
@@ -42,6 +44,7 @@ class Task(Generic[TrainedType]):
         open: (folder, device, with_data, configuration) → a finished run.
         example: what trains one with everything at its default.
         use: the command that a finished run is for.
+        deploy: (finished run, width) → what `anywidth export` writes.
         sections: finished run → what its report shows beside the spectrum.
         sections_need_data: whether `sections` wants the run opened with its data.
     """
@@ -53,6 +56,7 @@ class Task(Generic[TrainedType]):
     open: Callable[[Path, str, bool, Any], TrainedType]
     example: str
     use: str
+    deploy: Callable[[Any, float], Deployment]
     sections: Callable[[Any], Sequence[Section]] = _no_sections
     sections_need_data: bool = False
 
@@ -69,6 +73,7 @@ CLASSIFICATION = Task(
     classification.open_trained,
     "anywidth train",
     "anywidth predict",
+    deployment.deployed_classifier,
 )
 SUPER_RESOLUTION = Task(
     super_resolution_config.SuperResolutionConfig,
@@ -78,6 +83,7 @@ SUPER_RESOLUTION = Task(
     super_resolution.open_trained,
     "anywidth train sr",
     "anywidth upscale",
+    deployment.deployed_upscaler,
     crop_sections,
     sections_need_data=True,
 )
@@ -89,6 +95,7 @@ REINFORCEMENT = Task(
     reinforcement.open_trained,
     "anywidth train rl",
     "anywidth play",
+    deployment.deployed_policy,
 )
 TASKS: tuple[Task[Any], ...] = (CLASSIFICATION, SUPER_RESOLUTION, REINFORCEMENT)
 
