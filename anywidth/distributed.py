@@ -1,9 +1,10 @@
-"""Several processes: which one this is, and one gradient reduction a step."""
+"""Several processes: which one this is, on which device, and one gradient reduction a step."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import platform
 from collections.abc import Iterable
 
 import torch
@@ -58,6 +59,14 @@ def local_device(name: str) -> torch.device:
         )
     torch.cuda.set_device(device)
     return device
+
+
+def device_name(device: torch.device) -> str:
+    """What a report calls the device that numbers were made on."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{platform.machine()} CPU, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:

@@ -17,6 +17,7 @@ from anywidth._version import __version__
 from anywidth.config import to_json
 from anywidth.convert import plan_of
 from anywidth.curves import has_curves, plot_curves
+from anywidth.distributed import device_name
 from anywidth.errors import AnywidthError
 from anywidth.files import read_json, write_json
 from anywidth.layers import is_switched_norm
@@ -268,7 +269,7 @@ def run_report(
                 "anywidth": __version__,
                 "torch": torch.__version__,
                 "python": platform.python_version(),
-                "device": _device_name(trained.model),
+                "device": device_name(next(trained.model.parameters()).device),
             },
         },
         spectrum=own,
@@ -306,11 +307,3 @@ def _plan_text(trained: Trained) -> str:
         return str(plan)
     head, heading, _ = str(plan).rpartition("\nwidth  multiply-adds\n")
     return f"{head}{heading}{only:<5}  {plan.macs(plan.full):,}"
-
-
-def _device_name(model: nn.Module) -> str:
-    device = next(model.parameters()).device
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    threads = torch.get_num_threads()
-    return f"{platform.machine()} CPU, {threads} thread{'s' if threads > 1 else ''}"

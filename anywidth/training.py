@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from anywidth.distributed import average_statistics, barrier, rank, sum_over_ranks, world_size
-from anywidth.errors import AnywidthError
+from anywidth.errors import AnywidthError, few_of
 from anywidth.files import flatten_state, unflatten_state
 from anywidth.metrics import MetricsLog
 from anywidth.progress import training_progress
@@ -94,11 +94,10 @@ def train(training: Training) -> bool:
             "the training set; choose a smaller --batch-size"
         )
     saved = step.count = load_checkpoint(training.run, step)
-    is_first = rank() == 0
     with contextlib.ExitStack() as stack:
         interrupted = stack.enter_context(_interrupts())
         log = None
-        if is_first:
+        if rank() == 0:
             folder = training.run.tensorboard_folder
             log = stack.enter_context(MetricsLog(training.run.metrics_path, folder))
             log.truncate_after(step.count)
@@ -115,16 +114,7 @@ def train(training: Training) -> bool:
             for inputs, targets in training.loader.epoch(epoch, start):
                 _set_learning_rate(step.optimizer, training.learning_rate(step.count))
                 result = step(inputs, targets)
-                values: dict[str, float] = {}
-                if step.count % training.log_every == 0 or step.count == training.total_steps:
-                    loss = float(sum_over_ranks(torch.stack(result.losses).sum()))
-                    if not math.isfinite(loss):
-                        raise _diverged(training, f"the loss is {loss}", saved)
-                    values = _read(training.measure(result, targets))
-                    values["learning_rate"] = training.learning_rate(step.count - 1)
-                if step.count % per_epoch == 0 and _is_due(training, epoch + 1):
-                    average_statistics(step.model)
-                    values |= training.validate()
+                values = _values(training, result, targets, saved)
                 shown = {name: value for name, value in values.items() if "rate" not in name}
                 progress.update(step.count, epoch=f"{epoch + 1}/{training.epochs}", **shown)
                 if values and log is not None:
@@ -139,6 +129,23 @@ def train(training: Training) -> bool:
     _check_weights(training, saved)
     save_checkpoint(training.run, step)
     return True
+
+
+def _values(training: Training, result: StepResult, targets: Any, saved: int) -> dict[str, float]:
+    """What to log of the step just done, and of an epoch that ends with it; often nothing."""
+    step = training.step
+    values: dict[str, float] = {}
+    if step.count % training.log_every == 0 or step.count == training.total_steps:
+        loss = float(sum_over_ranks(torch.stack(result.losses).sum()))
+        if not math.isfinite(loss):
+            raise _diverged(training, f"the loss is {loss}", saved)
+        values = _read(training.measure(result, targets))
+        values["learning_rate"] = training.learning_rate(step.count - 1)
+    epoch, begun = divmod(step.count, len(training.loader))
+    if begun == 0 and _is_due(training, epoch):
+        average_statistics(step.model)
+        values |= training.validate()
+    return values
 
 
 def save_checkpoint(run: Run, step: SandwichStep) -> None:
@@ -161,6 +168,18 @@ def save_checkpoint(run: Run, step: SandwichStep) -> None:
                 "precision": step.precision,
             },
             metadata={"statistics": statistics_metadata},
+        )
+    barrier()
+
+
+def save_final(run: Run, model: nn.Module, state: dict[str, Any]) -> None:
+    """Writes the trained network and what is needed to build it again; on rank 0 alone."""
+    if rank() == 0:
+        statistics, metadata = statistics_to_tensors(model)
+        run.save_final(
+            {"model": model.state_dict(), "statistics": statistics},
+            state,
+            metadata={"statistics": metadata},
         )
     barrier()
 
@@ -191,17 +210,12 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], run: Path) -> Non
         "of other shape": reshaped,
     }
     if any(found.values()):
-        named = "; ".join(f"{what}: {_few(names)}" for what, names in found.items() if names)
+        named = "; ".join(f"{what}: {few_of(names)}" for what, names in found.items() if names)
         raise AnywidthError(
             f"{run}: its weights are not of {type(model).__name__} as its config.json has it "
             f"({named}); were files of another run copied into it?"
         )
     model.load_state_dict(tensors)
-
-
-def _few(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
 
 
 def _read(values: dict[str, Tensor]) -> dict[str, float]:

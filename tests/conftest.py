@@ -1,12 +1,23 @@
 """Settings for every test: one thread, the same random numbers each time."""
 
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
 
+from anywidth.data.arrays import load_arrays
+
 # Threads that wait for each other on busy cores take several times as long.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def images_unpacked_once() -> Iterator[None]:
+    """For modules that train many times on the bundled images, which take long to unpack."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("anywidth.data.classification.load_arrays", cache(load_arrays))
+        yield
 
 
 @pytest.fixture(autouse=True)

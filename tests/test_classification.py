@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import anywidth as aw
-from anywidth.data.arrays import load_arrays
 from anywidth.metrics import read_metrics
 from anywidth.run import Run
 from anywidth.tasks.classification import (
@@ -29,6 +26,8 @@ from anywidth.tasks.classification import (
     train_run,
 )
 
+pytestmark = pytest.mark.usefixtures("images_unpacked_once")
+
 TINY = ClassificationConfig(
     model="tiny_networks:tiny",
     divisor=4,
@@ -39,13 +38,6 @@ TINY = ClassificationConfig(
     device="cpu",
     log_every=10,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def images_unpacked_once() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("anywidth.data.classification.load_arrays", cache(load_arrays))
-        yield
 
 
 def trained(config: ClassificationConfig, folder: Path) -> TrainedClassifier:

@@ -294,7 +294,7 @@ def test_compiled_at_three_widths(x: Tensor, backend: str) -> None:
     torch._dynamo.reset()
 
 
-def test_functional_call_and_vmap_see_the_width(x: Tensor) -> None:
+def test_functional_call_and_vmap_see_the_width() -> None:
     model = convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(3, 4))
     rows = torch.randn(3, 4)
     stacked = {name: torch.stack([p, p * 2]) for name, p in model.named_parameters()}

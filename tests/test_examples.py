@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import environment
+from command_line import HANGS_AFTER, environment
 
 from anywidth.errors import AnywidthError
 
@@ -23,7 +23,7 @@ def run_example(name: str, *arguments: str) -> str:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS_AFTER,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -52,7 +52,7 @@ def test_the_calibration_benchmark_compares_like_with_like(tmp_path: Path) -> No
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS_AFTER,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(result.read_text())
@@ -77,7 +77,7 @@ def test_the_demo_benchmark_records_its_command_and_keeps_recipes_apart(
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS_AFTER,
     )
     assert done.returncode == 0, done.stderr
     record = json.loads(result.read_text())

@@ -8,6 +8,8 @@ import tempfile
 import textwrap
 from pathlib import Path
 
+from command_line import HANGS_AFTER
+
 # Runs in its own interpreter. Each round forks a process that opens the run, resumes and saves,
 # and dies by SIGKILL: just before its n-th call that changes the disk, for every n there is (which
 # covers all states the disk can be in), or at a random time after a save.
@@ -105,7 +107,7 @@ def test_a_kill_at_any_moment_costs_at_most_the_steps_since_the_last_checkpoint(
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS_AFTER,
         check=False,
     )
     shutil.rmtree(root)

@@ -299,6 +299,7 @@ def test_any_width_can_be_tracked(model: nn.Module) -> None:
 def test_a_range_that_ends_below_full_width_names_no_width_it_cannot_run() -> None:
     narrow = converted(high=0.5)
     aw.calibrate(narrow, batches_of([16]), [0.25, 0.5])
+    assert aw.calibrated_widths(narrow) == [0.25, 0.5, aw.plan_of(narrow).full]
     for width in aw.calibrated_widths(narrow):
         aw.set_width(narrow, width)
 
@@ -452,6 +453,9 @@ def test_passes_that_leave_no_trace() -> None:
 def test_statistics_made_in_inference_mode_can_be_trained_on(model: nn.Module) -> None:
     with torch.inference_mode():
         aw.calibrate(model, batches_of([8]), [0.5])
+    before = {name: tensor.clone() for name, tensor in statistics_to_tensors(model)[0].items()}
     model.train()
     with aw.at_width(model, 0.5):
         model(*batches_of([8]))
+    after = statistics_to_tensors(model)[0]
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in after.items())

@@ -150,7 +150,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def wait_for_finish(process: Any, path: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANGS_AFTER
     while not path.exists():
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline, os.listdir(path.parents[1])

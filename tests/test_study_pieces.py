@@ -41,7 +41,7 @@ def test_a_deadline_asks_training_to_stop(tmp_path: Path, request: pytest.Fixtur
         return False
 
     run = open_run(tmp_path / "run", CONFIG)
-    is_done, piece = train_piece(run, CONFIG, train_run, time.time() + 0.05)
+    is_done, piece = train_piece(run, CONFIG, train_run, time.time() + 0.5)
     assert not is_done
     assert asked == [signal.SIGTERM]
     assert piece["steps"] == 0

@@ -268,7 +268,7 @@ def test_the_figure_is_that_of_8_bit_pictures(finished: Path) -> None:
 
 
 def test_spectrum_compare_and_report(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     widths = ("--widths", "0.5,0.75,1.0")
     assert command(monkeypatch, "spectrum", finished, *widths, "--no-latency") == 0

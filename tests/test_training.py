@@ -316,7 +316,8 @@ def test_a_finished_run_trains_no_further(tmp_path: Path) -> None:
 
 
 def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
-    named = r"run: .* not of Sequential .*lacking: 1\.weight, 1\.bias, 1\.running_mean and \d+ more"
+    named = r"run: .* not of Sequential .*lacking: 1\.weight, 1\.bias, 1\.running_mean,"
+    named += r" 1\.running_var, 1\.num_batches_tracked and \d+ more"
     named += r"; unknown: other; of other shape: 0\.weight"
     with pytest.raises(aw.AnywidthError, match=named):
         load_weights(

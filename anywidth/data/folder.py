@@ -18,13 +18,12 @@ from anywidth.data.folder_images import (
     scan_folder,
 )
 from anywidth.data.order import BatchOrder, OrderedLoader, choose_subset
-from anywidth.errors import AnywidthError
+from anywidth.errors import AnywidthError, few_of
 
 logger = logging.getLogger(__name__)
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-NAMES_IN_MESSAGE = 10
 
 
 def scan_split(root: Path, split: str) -> ImageFiles:
@@ -34,7 +33,7 @@ def scan_split(root: Path, split: str) -> ImageFiles:
         found = sorted(path.name for path in root.iterdir()) if root.is_dir() else []
         raise AnywidthError(
             f"{folder} is not a folder: expected train/ and val/ in {root}, each with one folder a "
-            f"class (there: {_few(found) or 'nothing'})"
+            f"class (there: {few_of(found) or 'nothing'})"
         )
     return scan_folder(folder)
 
@@ -46,7 +45,7 @@ def check_same_classes(train: ImageFiles, validation: ImageFiles) -> None:
     if only_train or only_validation:
         raise AnywidthError(
             f"{train.folder} and {validation.folder} differ in their classes: only the first has "
-            f"{_few(only_train) or 'none'}, only the second {_few(only_validation) or 'none'}; "
+            f"{few_of(only_train) or 'none'}, only the second {few_of(only_validation) or 'none'}; "
             "expected the same folders in both"
         )
 
@@ -149,7 +148,7 @@ class FolderLoader(OrderedLoader):
                 len(skipped),
                 "" if len(skipped) == 1 else "s",
                 epoch,
-                _few(skipped),
+                few_of(skipped),
             )
 
     def _account_for_faults(self, batch: FolderBatch) -> None:
@@ -171,7 +170,7 @@ class FolderLoader(OrderedLoader):
         if self.order.drop_last and len(batch.images) == 0:
             raise AnywidthError(
                 f"a batch is empty because all {len(batch.corrupt)} of its images are corrupt "
-                f"({_few([path for path, _ in batch.corrupt])}): replace or remove them"
+                f"({few_of([path for path, _ in batch.corrupt])}): replace or remove them"
             )
 
     def _to_device(self, tensor: Tensor) -> Tensor:
@@ -241,9 +240,3 @@ def _leave_interrupts_to_the_parent(worker: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _few(names: Sequence[str]) -> str:
-    listed = ", ".join(names[:NAMES_IN_MESSAGE])
-    rest = len(names) - NAMES_IN_MESSAGE
-    return f"{listed} and {rest} more" if rest > 0 else listed

@@ -6,7 +6,7 @@ Low resolution is what DIV2K provides, or is made here from the large image (`an
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ import torch
 from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
-from anywidth.errors import AnywidthError
+from anywidth.errors import AnywidthError, few_of
 from anywidth.files import write_atomically
 from anywidth.resize import crop_to_multiple, downscale
 
@@ -227,9 +227,10 @@ def _find_pairs(folder: Path, scale: int, split: str) -> list[tuple[Path, Path |
     without_high = sorted(low.keys() - expected.keys())
     if without_low or without_high:
         raise AnywidthError(
-            f"{high[0].parent} and {low_folder} do not match: {_some(without_low)} missing among "
-            f"the low resolution, {_some(without_high)} without high resolution. Complete the "
-            f"folders, or remove {low_folder} to have low resolution made from the large images."
+            f"{high[0].parent} and {low_folder} do not match: {few_of(without_low) or 'none'} "
+            f"missing among the low resolution, {few_of(without_high) or 'none'} without high "
+            f"resolution. Complete the folders, or remove {low_folder} to have low resolution made "
+            "from the large images."
         )
     return [(path, low[stem]) for stem, path in expected.items()]
 
@@ -257,15 +258,9 @@ def _drop_small(sources: list[_Source], folder: Path, scale: int, patch: int) ->
     if small:
         logger.warning(
             "%s: left out %d of %d images, smaller than %dx%d: %s",
-            *(folder, len(small), len(sources), side, side, _some(small)),
+            *(folder, len(small), len(sources), side, side, few_of(small)),
         )
     return [source for source in sources if min(source.size) >= side]
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first few names and how many there are beside them."""
-    rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return (", ".join(names[:5]) or "none") + rest
 
 
 def _identity(sources: list[_Source], scale: int) -> str:

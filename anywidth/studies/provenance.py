@@ -10,20 +10,17 @@ import torch
 
 import anywidth
 from anywidth._version import __version__
+from anywidth.distributed import device_name
 
 
 def provenance(device: torch.device) -> dict[str, str]:
     """Versions, commit and device of the present process."""
-    threads = torch.get_num_threads()
-    name = f"{platform.machine()} CPU, {threads} thread{'s' if threads > 1 else ''}"
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
     return {
         "anywidth": __version__,
         "commit": commit(),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "device": name,
+        "device": device_name(device),
     }
 
 

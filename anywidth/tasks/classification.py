@@ -21,7 +21,7 @@ from anywidth.convert import at_width, plan_of, slimmable, track_statistics
 from anywidth.data.augment import Augmentation
 from anywidth.data.classification import ClassificationData, Loader, load_classification
 from anywidth.distillation import soft_cross_entropy
-from anywidth.distributed import barrier, local_device, rank, sum_over_ranks, world_size
+from anywidth.distributed import local_device, rank, sum_over_ranks, world_size
 from anywidth.errors import AnywidthError
 from anywidth.extraction import extract_quietly
 from anywidth.fast_layers import use_kernels
@@ -34,7 +34,7 @@ from anywidth.statistics import calibrate, load_statistics, statistics_to_tensor
 from anywidth.step import SandwichStep, StepResult
 from anywidth.switchable import add_private_affine
 from anywidth.tasks.classification_config import ClassificationConfig, check_choices
-from anywidth.training import RATE_SHARE, Training, load_weights, train
+from anywidth.training import RATE_SHARE, Training, load_weights, save_final, train
 from anywidth.width import Width, WidthRange
 from anywidth.width_lists import spectrum_widths
 
@@ -217,27 +217,21 @@ def train_run(run: Run, config: ClassificationConfig) -> bool:
         config.epochs,
         lambda number: learning_rate(number, total, warmup, config.learning_rate),
         _measure,
-        partial(_validate, model, data.validation, _ends(model, config)),
+        partial(_validate, model, data.validation, _ends(config)),
         config.validate_every,
         config.log_every,
         config.checkpoint_every,
     )
     if not train(training):
         return False
-    if rank() == 0:
-        statistics, metadata = statistics_to_tensors(model)
-        run.save_final(
-            {"model": model.state_dict(), "statistics": statistics},
-            {
-                "steps": step.count,
-                "classes": list(data.classes),
-                "input_shape": list(data.input_shape),
-                "mean": list(data.mean),
-                "std": list(data.std),
-            },
-            metadata={"statistics": metadata},
-        )
-    barrier()
+    state = {
+        "steps": step.count,
+        "classes": list(data.classes),
+        "input_shape": list(data.input_shape),
+        "mean": list(data.mean),
+        "std": list(data.std),
+    }
+    save_final(run, model, state)
     return True
 
 
@@ -255,7 +249,7 @@ def _measure(result: StepResult, labels: Tensor) -> dict[str, Tensor]:
     return values
 
 
-def _ends(model: nn.Module, config: ClassificationConfig) -> dict[str, float]:
+def _ends(config: ClassificationConfig) -> dict[str, float]:
     """The widths whose statistics are tracked while training, by the name they are logged under."""
     if config.method == "i":
         return {"max": 1.0}

@@ -24,7 +24,6 @@ from anywidth.errors import AnywidthError
 from anywidth.precision import tf32_arithmetic
 from anywidth.run import Run
 from anywidth.seeds import derive_seed
-from anywidth.statistics import statistics_to_tensors
 from anywidth.step import SandwichStep, StepResult
 from anywidth.tasks.common_choices import precision_of, sampling_of
 from anywidth.tasks.playing import GameScores, play_games
@@ -41,7 +40,7 @@ from anywidth.tasks.ppo import (
     value_loss,
 )
 from anywidth.tasks.reinforcement_config import ReinforcementConfig, check_choices
-from anywidth.training import Training, load_weights, train
+from anywidth.training import Training, load_weights, save_final, train
 from anywidth.width import Width
 
 # ---- training ------------------------------------------------------------------------------------
@@ -87,17 +86,13 @@ def train_run(run: Run, config: ReinforcementConfig) -> bool:
     with contextlib.closing(loader), tf32_arithmetic(precision != "float32"):
         if not train(training):
             return False
-    statistics, metadata = statistics_to_tensors(model)
-    run.save_final(
-        {"model": model.state_dict(), "statistics": statistics},
-        {
-            "updates": step.count,
-            "agent_steps": loader.rollouts * loader.samples,
-            "actions": actions,
-            "observation_shape": list(shape),
-        },
-        metadata={"statistics": metadata},
-    )
+    state = {
+        "updates": step.count,
+        "agent_steps": loader.rollouts * loader.samples,
+        "actions": actions,
+        "observation_shape": list(shape),
+    }
+    save_final(run, model, state)
     return True
 
 

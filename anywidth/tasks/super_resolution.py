@@ -19,20 +19,19 @@ from torch import Tensor, nn
 from anywidth.convert import at_width, slimmable
 from anywidth.data.patches import PatchLoader
 from anywidth.data.super_resolution import BUNDLED, PicturePairs, find_images, load_pairs
-from anywidth.distributed import barrier, local_device, rank, world_size
+from anywidth.distributed import local_device, rank, world_size
 from anywidth.errors import AnywidthError
 from anywidth.image_quality import WINDOW
 from anywidth.models.wdsr import WDSR, wdsr
 from anywidth.precision import tf32_arithmetic
 from anywidth.resize import upscale
 from anywidth.run import Run
-from anywidth.statistics import statistics_to_tensors
 from anywidth.step import Loss, SandwichStep, StepResult
 from anywidth.tasks.common_choices import precision_of, sampling_of
 from anywidth.tasks.super_resolution_config import SuperResolutionConfig, check_choices
 from anywidth.tasks.upscaling import Sets, evaluate, mean_psnr
 from anywidth.trace import plan as make_plan
-from anywidth.training import Training, load_weights, train
+from anywidth.training import Training, load_weights, save_final, train
 from anywidth.width import Width, WidthRange, round_channels
 from anywidth.width_lists import spectrum_widths
 
@@ -235,14 +234,7 @@ def train_run(run: Run, config: SuperResolutionConfig) -> bool:
     with tf32_arithmetic(precision != "float32"):
         if not train(training):
             return False
-    if rank() == 0:
-        statistics, metadata = statistics_to_tensors(model)
-        run.save_final(
-            {"model": model.state_dict(), "statistics": statistics},
-            {"steps": step.count},
-            metadata={"statistics": metadata},
-        )
-    barrier()
+    save_final(run, model, {"steps": step.count})
     return True
 
 
