@@ -70,7 +70,8 @@ class _Reporter:
 
     def __init__(self, write: Callable[[str], None], total: int, waiting: int) -> None:
         self._write, self._total, self._done = write, total, total - waiting
-        write(f"{total} trainings, {self._done} of them done")
+        trainings = "1 training" if total == 1 else f"{total} trainings"
+        write(f"{trainings}, {self._done} of them done")
 
     def begin(self, job: Job) -> None:
         self._write(f"{job.name}: begins")
