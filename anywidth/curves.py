@@ -25,40 +25,31 @@ _QUANTITIES = ("loss", "error", "accuracy", "psnr", "ssim", "return", "score")
 _MOST_POINTS = 300
 
 
-def plot_curves(
-    rows: Sequence[Mapping[str, float]],
-    path: str | Path,
-    quantities: Sequence[str] | None = None,
-    title: str = "",
-) -> None:
+def plot_curves(rows: Sequence[Mapping[str, float]], path: str | Path) -> None:
     """Draws training curves: a panel for each quantity, a line for each width.
 
-    A column is named `quantity/width`, as in "loss/0.25", or for the two ends `quantity_max` and
+    Quantities are losses, errors, accuracies, scores and the like, not learning rates. A column is
+    named `quantity/width`, as in "loss/0.25", or for the two ends `quantity_max` and
     `quantity_min`; any other is a line of its own. The horizontal axis is the column "agent_steps"
     where there is one, "epoch" where that grows from row to row, else "step".
 
     Args:
         rows: what `anywidth.metrics.read_metrics` returned.
         path: ends in .png or .svg.
-        quantities: which to draw; losses, errors, accuracies and the like if not given.
-        title: stands above the plot.
     """
-    write_figure(path, lambda: curves_figure(rows, quantities, title))
+    write_figure(path, lambda: curves_figure(rows))
 
 
-def curves_figure(
-    rows: Sequence[Mapping[str, float]], quantities: Sequence[str] | None = None, title: str = ""
-) -> Figure:
+def curves_figure(rows: Sequence[Mapping[str, float]]) -> Figure:
     """The figure of `plot_curves`; call it and `figure_bytes` inside `style()`."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    panels = _panels(rows, quantities)
+    panels = _panels(rows)
     if not panels:
         names = list(dict.fromkeys(name for row in rows for name in row))
         raise AnywidthError(
             f"no training curves in the columns {names[:12]}: expected some like loss/1.0"
-            + (f" for the quantities {list(quantities)}" if quantities is not None else "")
         )
     across = _across(rows)
     wide = 3 if len(panels) == 3 else min(2, len(panels))
@@ -82,8 +73,6 @@ def curves_figure(
         if any(lines):
             heading = "width" if all(map(_is_number, lines)) else None
             axes.legend(loc="best", labelcolor=INK, title=heading)
-    if title:
-        figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
     return figure
 
 
@@ -96,22 +85,16 @@ def _tick(value: float) -> str:
 
 def has_curves(rows: Sequence[Mapping[str, float]]) -> bool:
     """Whether `plot_curves` finds anything to draw."""
-    return bool(_panels(rows, None))
+    return bool(_panels(rows))
 
 
-def _panels(
-    rows: Sequence[Mapping[str, float]], quantities: Sequence[str] | None
-) -> dict[str, dict[str, str]]:
+def _panels(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, str]]:
     """For each quantity, the label and the column of each of its lines."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     panels: dict[str, dict[str, str]] = {}
     for column in columns:
         quantity, label = _quantity_and_label(column)
-        wanted = (
-            any(word in quantity.lower() for word in _QUANTITIES)
-            if quantities is None
-            else quantity in quantities
-        )
+        wanted = any(word in quantity.lower() for word in _QUANTITIES)
         if wanted and column not in ("step", "epoch"):
             panels.setdefault(quantity, {})[label] = column
     return {q: dict(sorted(lines.items(), key=_by_width)) for q, lines in panels.items()}

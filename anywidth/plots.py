@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +52,8 @@ def plot_spectra(
 
     A US-Net is a line with a dot a width, S-Nets are squares, I-Nets diamonds, a control a dotted
     line with crosses. Bars are standard errors, where a metric has them. Spectra of one name and
-    kind are one series. A control that would squeeze
-    everything else flat is cut off at the frame, and the legend says how far it goes.
+    kind are one series. A control that would squeeze everything else flat is cut off at the frame,
+    and the legend says how far it goes.
 
     Args:
         spectra: what `anywidth.spectrum` returned, one or more.
@@ -78,29 +79,11 @@ def spectra_figure(
     costs = [cost for one in series for cost in one.macs]
     unit, scale = _unit(max(costs))
     low, high = _limits(series)
-    used: dict[str, int] = {}
-    for one in series:
-        look, colors = _LOOKS[one.kind]
-        color = colors[used.get(one.kind, 0) % len(colors)]
-        used[one.kind] = used.get(one.kind, 0) + 1
-        axes.plot(
-            [cost / scale for cost in one.macs],
-            one.values,
-            color=color,
-            label=_legend(one, low, high),
-            zorder=2 if one.kind == "control" else 3,
-            markeredgewidth=1.6,
-            **look,
-        )
-        if any(one.errors):
-            places = [cost / scale for cost in one.macs]
-            axes.errorbar(
-                places, one.values, one.errors, fmt="none", color=color, elinewidth=1, capsize=2.5
-            )
     axes.set_xlabel(f"multiply-adds{unit}")
     axes.set_ylabel(metric_label(metric))
     axes.set_xlim(*_padded(min(costs) / scale, max(costs) / scale, 0.05))
     axes.set_ylim(low, high)
+    _draw(axes, series, scale)
     if any(_beyond(one, low, high) or any(one.errors) for one in series):
         # Lines that leave the frame leave no corner of it free, and a legend is blind to bars.
         _legend_below(figure)
@@ -113,6 +96,30 @@ def spectra_figure(
     if title:
         axes.set_title(title)
     return figure
+
+
+def _draw(axes: Axes, series: Sequence[_Series], scale: float) -> None:
+    """Marks and bars; each series of a kind in the next of its colours."""
+    low, high = axes.get_ylim()
+    used: Counter[str] = Counter()
+    for one in series:
+        look, colors = _LOOKS[one.kind]
+        color = colors[used[one.kind] % len(colors)]
+        used[one.kind] += 1
+        places = [cost / scale for cost in one.macs]
+        axes.plot(
+            places,
+            one.values,
+            color=color,
+            label=_legend(one, low, high),
+            zorder=2 if one.kind == "control" else 3,
+            markeredgewidth=1.6,
+            **look,
+        )
+        if any(one.errors):
+            axes.errorbar(
+                places, one.values, one.errors, fmt="none", color=color, elinewidth=1, capsize=2.5
+            )
 
 
 @dataclass(frozen=True)

@@ -181,16 +181,11 @@ def training_progress(
 
 
 def tracked(
-    iterable: Iterable[Item],
-    description: str,
-    total: int | None = None,
-    *,
-    console: Console | None = None,
+    iterable: Iterable[Item], description: str, *, console: Console | None = None
 ) -> Iterator[Item]:
-    """Goes through `iterable` and shows how far it has come; `total` is its length if not given."""
-    if total is None:
-        length = operator.length_hint(iterable, -1)
-        total = length if length >= 0 else None
+    """Goes through `iterable` and shows how far it has come, of its length where it has one."""
+    length = operator.length_hint(iterable, -1)
+    total = length if length >= 0 else None
     with training_progress(total, description=description, console=console) as progress:
         for done, item in enumerate(iterable, start=1):
             yield item

@@ -76,7 +76,6 @@ def write_report(
     metrics: Sequence[Mapping[str, float]] = (),
     plan_text: str = "",
     extra_sections: Sequence[Section] = (),
-    metric: str | None = None,
 ) -> None:
     """Writes the page; it needs no other file and no network.
 
@@ -90,11 +89,10 @@ def write_report(
         metrics: rows of training metrics for the curves, from `read_metrics`; may be empty.
         plan_text: the printed plan.
         extra_sections: what else the task has to show.
-        metric: what the plot and the first lines show; the spectrum's main metric if not given.
     """
     if not spectrum.points:
         raise AnywidthError(f"the spectrum {spectrum.name!r} has no points: nothing to report")
-    metric = spectrum.metric(metric)
+    metric = spectrum.metric()
     with style():
         parts = [_section("Spectrum", _plot(spectra_figure([spectrum, *baselines], metric)))]
         if has_curves(metrics):

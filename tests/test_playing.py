@@ -53,7 +53,7 @@ def test_each_environments_first_games_count() -> None:
     """Seven games on three environments are the first 3, 2 and 2, however long they last."""
     found = play_games(uniform, GAME, 7, seed=5, greedy=False, count=3)
     environment = make_environment(GAME, 3, seed=5, training=False)
-    act = Actor(uniform, 3, 5, False, None)
+    act = Actor(uniform, 3, 5, False)
     observations = environment.reset()
     scores: list[list[float]] = [[], [], []]
     lengths: list[list[int]] = [[], [], []]
@@ -109,10 +109,10 @@ def test_atari_is_played_to_the_last_life() -> None:
 
 def test_actions_are_drawn_by_their_probabilities() -> None:
     probabilities = torch.tensor([0.1, 0.6, 0.3])
-    act = Actor(lambda x: probabilities.log().expand(len(x), 3), 3, 0, False, None)
+    act = Actor(lambda x: probabilities.log().expand(len(x), 3), 3, 0, False)
     drawn = np.bincount(act(np.zeros((20_000, 1), np.float32)), minlength=3) / 20_000
     np.testing.assert_allclose(drawn, probabilities, atol=0.012)
-    likeliest = Actor(lambda x: probabilities.log().expand(len(x), 3), 3, 0, True, None)
+    likeliest = Actor(lambda x: probabilities.log().expand(len(x), 3), 3, 0, True)
     assert set(likeliest(np.zeros((50, 1), np.float32)).tolist()) == {1}
 
 

@@ -39,7 +39,7 @@ Widths = Annotated[
     str | None,
     typer.Option(
         help="first:last:step, a list such as 0.25,0.5,1.0, or `every`: one for each choice of "
-        "channels there is. If not given, every 0.025 of the run's range."
+        "channels there is. If not given, the run's own, such as every 0.025 of its range."
     ),
 ]
 

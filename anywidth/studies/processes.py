@@ -57,10 +57,12 @@ def work_through(
     waiting = [job for job in jobs if job.missing()]
     for folder in dict.fromkeys(job.out for job in waiting):
         make_folder(folder)
-    work = _in_processes if parallel > 1 else _one_by_one
+    reporter = _Reporter(report, len(jobs), len(waiting))
     try:
         with _stopped_by_signals(deadline):
-            return work(waiting, parallel, deadline, _Reporter(report, len(jobs), len(waiting)))
+            if parallel > 1:
+                return _in_processes(waiting, parallel, reporter)
+            return _one_by_one(waiting, deadline, reporter)
     except Stopped:
         return False
 
@@ -81,9 +83,7 @@ class _Reporter:
         self._write(f"{job.name}: done in {seconds:.0f} s, {self._done} of {self._total}")
 
 
-def _one_by_one(
-    waiting: list[Job], parallel: int, deadline: float | None, reporter: _Reporter
-) -> bool:
+def _one_by_one(waiting: list[Job], deadline: float | None, reporter: _Reporter) -> bool:
     for job in waiting:
         if deadline is not None and time.time() >= deadline:
             return False
@@ -119,9 +119,7 @@ def _stopped_by_signals(deadline: float | None) -> Iterator[None]:
 # ---- several at once -----------------------------------------------------------------------------
 
 
-def _in_processes(
-    waiting: list[Job], parallel: int, deadline: float | None, reporter: _Reporter
-) -> bool:
+def _in_processes(waiting: list[Job], parallel: int, reporter: _Reporter) -> bool:
     context = multiprocessing.get_context("spawn")
     threads = max(1, available_cores() // parallel)
     running: dict[Connection, tuple[Job, SpawnProcess, float]] = {}

@@ -53,7 +53,6 @@ def play_games(
     count: int = 16,
     most_steps: int | None = None,
     threads: int | None = None,
-    device: torch.device | str | None = None,
 ) -> GameScores:
     """Plays `games` full games and returns their true scores.
 
@@ -69,7 +68,6 @@ def play_games(
         count: environments that play side by side, at most.
         most_steps, threads: as for `make_environment`. A greedy policy that does not start the
             ball waits until `most_steps`.
-        device: where the policy wants its observations; that of its parameters if not given.
 
     Example:
         >>> with anywidth.at_width(model, 0.25):
@@ -86,7 +84,7 @@ def play_games(
         environment_name, count, seed, training=False, threads=threads, most_steps=most_steps
     )
     with contextlib.closing(environment):
-        act = Actor(policy, environment.actions, seed, greedy, device)
+        act = Actor(policy, environment.actions, seed, greedy)
         observations = environment.reset()
         while any(len(own) < wanted for own, wanted in zip(scores, due, strict=True)):
             outcome = environment.step(act(observations))
@@ -105,19 +103,18 @@ def record_game(
     *,
     greedy: bool,
     most_steps: int = MOST_RECORDED,
-    device: torch.device | str | None = None,
 ) -> Recording:
     """Plays one game and keeps the screen of every step: in colour, as a person would see it.
 
     Args:
-        policy, environment_name, seed, greedy, device: as for `play_games`.
+        policy, environment_name, seed, greedy: as for `play_games`.
         most_steps: a longer game is cut.
     """
     environment = make_environment(
         environment_name, 1, seed, training=False, most_steps=most_steps, rendered=True
     )
     with contextlib.closing(environment):
-        act = Actor(policy, environment.actions, seed, greedy, device)
+        act = Actor(policy, environment.actions, seed, greedy)
         observations = environment.reset()
         frames = []
         while True:
@@ -131,20 +128,12 @@ def record_game(
 class Actor:
     """Turns observations into actions; what it draws depends on its seed alone."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        actions: int,
-        seed: int,
-        greedy: bool,
-        device: torch.device | str | None,
-    ) -> None:
-        if device is None and isinstance(policy, nn.Module):
-            device = next((parameter.device for parameter in policy.parameters()), None)
+    def __init__(self, policy: Policy, actions: int, seed: int, greedy: bool) -> None:
+        parameters = policy.parameters() if isinstance(policy, nn.Module) else iter(())
         self._policy = policy
         self._actions = actions
         self._greedy = greedy
-        self._device = torch.device(device or "cpu")
+        self._device = next((p.device for p in parameters), torch.device("cpu"))
         self._chance = np.random.default_rng(derive_seed("playing", seed))
 
     @torch.no_grad()
