@@ -80,7 +80,7 @@ def latency(
         width: a fraction of the full width, or a `ChannelConfig`.
         batch_size: examples in one pass.
         extracted: time the extracted network instead of the sliced one.
-        fold: with `extracted`, merge batch norms first.
+        fold: time the extracted network with its batch norms merged.
         repeats: passes that are timed; the median is what counts.
         warmup: passes before them.
         input_shape: of one example; the one the plan was made with if not given.

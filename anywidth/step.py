@@ -32,7 +32,7 @@ class StepResult:
     It holds until the next step, which may use the same memory.
 
     Args:
-        widths: the configurations visited, widest first.
+        widths: the configurations visited, the widest first where it is one of them.
         losses: the loss at each of them.
         outputs: the network's output at each of them, without gradients.
     """
@@ -53,9 +53,9 @@ class SandwichStep:
     as a classifier over features that do not narrow, so learns as if at several times the learning
     rate: where training starts unstably, lower the rate, or raise it more slowly.
 
-    A call returns a `StepResult`: the configurations visited (`widths`, widest first) with the
-    loss and the detached output at each. They are tensors on the device, and hold until the next
-    call.
+    A call returns a `StepResult`: the configurations visited (`widths`, the widest first where it
+    is one of them) with the loss and the detached output at each. They are tensors on the device,
+    and hold until the next call.
 
     Args:
         model: a converted network, in training mode.

@@ -83,7 +83,7 @@ class WidthRange:
 class ChannelConfig:
     """How many channels of each group are active: what a width comes to in one network.
 
-    It is immutable and hashable; statistics, costs and exports are keyed by it. Get one from
+    It is immutable and hashable; statistics and CUDA graphs are keyed by it. Get one from
     `plan.resolve(width)`; make a nonuniform one from it with `replace`.
     """
 
