@@ -99,7 +99,6 @@ class FieldRow(NamedTuple):
     """One field as a person reads it; `value` is written as `override` takes it."""
 
     name: str
-    type: str
     value: str
     help: str
     allowed: str = ""
@@ -220,7 +219,6 @@ def describe(config: Config) -> list[FieldRow]:
     return [
         FieldRow(
             field.name,
-            _spell(kinds[field.name]),
             _write(getattr(config, field.name)),
             field.metadata.get("help", ""),
             _allowed(kinds[field.name], field.metadata.get("range")),

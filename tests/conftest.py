@@ -5,11 +5,18 @@ from functools import cache
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from anywidth.data.arrays import load_arrays
 
 # Threads that wait for each other on busy cores take several times as long.
 torch.set_num_threads(1)
+
+# The same examples each time, however long one takes on a busy machine.
+settings.register_profile(
+    "repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="module")

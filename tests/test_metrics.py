@@ -72,7 +72,7 @@ def test_a_truncation_also_drops_columns_that_came_later(tmp_path: Path) -> None
     assert log.path.read_bytes() == (tmp_path / "short.csv").read_bytes()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_a_cut_anywhere_costs_at_most_the_last_line(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -84,7 +84,7 @@ networks = st.lists(st.tuples(st.sampled_from(KINDS), st.sampled_from([4, 8, 12]
                     max_size=4)  # fmt: skip
 
 
-@settings(derandomize=True, max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(networks, st.booleans(), st.integers(1, 2))
 def test_random_networks(draws: list[tuple[str, int]], flat: bool, divisor: int) -> None:
     torch.manual_seed(len(draws))

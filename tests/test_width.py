@@ -24,7 +24,7 @@ def test_rounding_is_that_of_the_mobilenet_papers(channels, divisor, expected) -
     assert round_channels(channels, divisor) == expected
 
 
-@settings(derandomize=True, max_examples=200)
+@settings(max_examples=200)
 @given(st.floats(0.5, 5000), st.integers(1, 64))
 def test_rounding_keeps_nine_tenths_and_is_near(channels: float, divisor: int) -> None:
     rounded = round_channels(channels, divisor)
@@ -33,7 +33,6 @@ def test_rounding_keeps_nine_tenths_and_is_near(channels: float, divisor: int) -
     assert abs(rounded - channels) <= divisor
 
 
-@settings(derandomize=True, max_examples=100)
 @given(st.floats(1, 2000), st.floats(1, 2000), st.integers(1, 32))
 def test_rounding_never_falls_with_more_channels(a: float, b: float, divisor: int) -> None:
     low, high = sorted((a, b))
