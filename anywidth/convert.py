@@ -136,8 +136,7 @@ def _apply(model: nn.Module, plan: Plan, average_outputs: bool) -> None:
         narrow(module, tensors)
     state = SlimmableState(plan, average_outputs)
     model.__dict__[STATE] = state
-    state.set(model, plan.full)
-    state.width = 1.0 if plan.widths.high == 1.0 else plan.full
+    state.set_full(model)
 
 
 def _undo(model: nn.Module) -> None:

@@ -16,7 +16,7 @@ from anywidth.errors import AnywidthError
 from anywidth.extraction import extract_quietly
 from anywidth.groups import Plan
 from anywidth.layers import buffers_kept, uncalibrated_allowed
-from anywidth.state import state_of
+from anywidth.state import evaluating, state_of
 from anywidth.trial import example_inputs
 from anywidth.width import ChannelConfig, Width
 
@@ -97,21 +97,16 @@ def latency(
     ]
     config = state.resolve(width)
     timed = extract_quietly(model, config, fold=fold) if extracted or fold else model
-    modes = {module: module.training for module in timed.modules()}
-    timed.eval()
-    try:
-        with (
-            buffers_kept(model),
-            at_width(model, config),
-            uncalibrated_allowed(model),
-            torch.no_grad(),
-        ):
-            for _ in range(warmup):
-                timed(*inputs)
-            times = [_time(timed, inputs) for _ in range(repeats)]
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with (
+        evaluating(timed),
+        buffers_kept(model),
+        at_width(model, config),
+        uncalibrated_allowed(model),
+        torch.no_grad(),
+    ):
+        for _ in range(warmup):
+            timed(*inputs)
+        times = [_time(timed, inputs) for _ in range(repeats)]
     return Latency(statistics.median(times), min(times), repeats)
 
 

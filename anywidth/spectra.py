@@ -18,7 +18,7 @@ from anywidth.convert import at_width
 from anywidth.cost import latency, macs, parameter_count
 from anywidth.errors import AnywidthError
 from anywidth.layers import is_switched_norm
-from anywidth.state import state_of
+from anywidth.state import evaluating, state_of
 from anywidth.width import ChannelConfig, Width, width_list
 
 STANDARD_ERROR = "_standard_error"
@@ -199,31 +199,25 @@ def spectrum(
     """
     widths = width_list(widths, "spectrum")
     state = state_of(model)
-    modes = {module: module.training for module in model.modules()}
     measured: dict[ChannelConfig, tuple[dict[str, float], float | None]] = {}
-    points = []
-    try:
-        model.eval()
+    with evaluating(model), torch.no_grad():
         _check_statistics(model, widths)
         # The widest first: what is left then takes no longer than it seems to.
         configs = {state.resolve(width): width for width in reversed(widths)}
         order = sorted(configs, key=lambda config: -macs(model, config))
-        with torch.no_grad():
-            for config in _tracked(order) if progress else order:
-                model.eval()
-                with at_width(model, configs[config]):
-                    metrics = _numbers(evaluate(model))
-                    time = _latency(model, config) if measure_latency else None
-                measured[config] = metrics, time
-        for width in widths:
-            config = state.resolve(width)
-            metrics, time = measured[config]
-            uniform = None if isinstance(width, ChannelConfig) else float(width)
-            costs = macs(model, config), parameter_count(model, config)
-            points.append(SpectrumPoint(uniform, config, *costs, dict(metrics), time))
-    finally:
-        for module, training in modes.items():
-            module.training = training
+        for config in _tracked(order) if progress else order:
+            model.eval()  # whatever `evaluate` left it in
+            with at_width(model, configs[config]):
+                metrics = _numbers(evaluate(model))
+                time = _latency(model, config) if measure_latency else None
+            measured[config] = metrics, time
+    points = []
+    for width in widths:
+        config = state.resolve(width)
+        metrics, time = measured[config]
+        uniform = None if isinstance(width, ChannelConfig) else float(width)
+        costs = macs(model, config), parameter_count(model, config)
+        points.append(SpectrumPoint(uniform, config, *costs, dict(metrics), time))
     return Spectrum(name, tuple(points), kind)
 
 

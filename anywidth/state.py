@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from numbers import Real
 from typing import Any
 
@@ -82,12 +84,29 @@ class SlimmableState:
                 attributes.update(norm_values(module, config, is_full, label))
         self.config, self.width = config, width
 
+    def set_full(self, model: nn.Module) -> None:
+        """Runs all channels, which is width 1.0 where the range goes so far."""
+        self.set(model, self.plan.full)
+        self.width = 1.0 if self.plan.widths.high == 1.0 else self.plan.full
+
     def forget(self) -> None:
         """Drops what was worked out from the plan; to be called when that changes."""
         self._configs.clear()
         self._lattices.clear()
         self._values.clear()
         self._layout = None
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside a `with` block; after it each module is in the mode it was in."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def is_converted(model: nn.Module) -> bool:
