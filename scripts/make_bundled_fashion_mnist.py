@@ -7,9 +7,9 @@ files are IDX files under xz and come out the same byte for byte with the same l
 package were made with 5.4.1.
 """
 
+import argparse
 import lzma
 import struct
-import sys
 from pathlib import Path
 
 from torch import Tensor
@@ -27,7 +27,10 @@ def write_idx(path: Path, values: Tensor) -> None:
     print(f"{path}: {tuple(values.shape)}, {path.stat().st_size} bytes")
 
 
-def main(folder: str | None = None) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("folder", nargs="?", help="where Fashion-MNIST lies")
+    folder = parser.parse_args().folder
     BUNDLED.mkdir(exist_ok=True)
     for prefix, count in IMAGES_OF_A_CLASS.items():
         arrays = load_arrays("fashion_mnist", folder, train=prefix == "train")
@@ -37,4 +40,4 @@ def main(folder: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -3,17 +3,16 @@
 import csv
 import re
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from command_line import command, succeed
 from PIL import Image
 from torch import Tensor
 
 import anywidth as aw
-from anywidth.cli import main
 from anywidth.data.super_resolution import BUNDLED
 from anywidth.errors import AnywidthError
 from anywidth.files import load_tensors
@@ -69,14 +68,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Path:
     config = replace(TINY, data_dir=str(pictures / "train"), eval_dir=str(pictures / "eval"))
     assert train_run(Run.create(folder, config), config)
     return folder
-
-
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    """Runs `anywidth` as a user would; the exit code."""
-    monkeypatch.setattr(sys, "argv", ["anywidth", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    return int(stopped.value.code or 0)
 
 
 # ---- the network ---------------------------------------------------------------------------------
@@ -268,75 +259,71 @@ def test_the_figure_is_that_of_8_bit_pictures(finished: Path) -> None:
 
 
 def test_spectrum_compare_and_report(
-    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    finished: Path,
 ) -> None:
     widths = ("--widths", "0.5,0.75,1.0")
-    assert command(monkeypatch, "spectrum", finished, *widths, "--no-latency") == 0
+    succeed("spectrum", finished, *widths, "--no-latency")
     with open(finished / "spectrum.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["width", "macs", "parameters", "psnr", "ssim", "latency_ms"]
     assert [row["width"] for row in rows] == ["0.5", "0.75", "1.0"]
     assert (finished / "plots" / "spectrum.svg").read_text().startswith("<?xml")
-    assert command(monkeypatch, "report", finished) == 0
+    succeed("report", finished)
     page = (finished / "report.html").read_text()
     assert "<h2>Crops</h2>" in page
     assert "data:image/png;base64," in page
-    assert command(monkeypatch, "calibrate", finished) == 0
-    assert "no batch norm" in capsys.readouterr().out
-    picture = BUNDLED / "eval" / "chart.png"
-    assert command(monkeypatch, "predict", finished, picture) == 2
-    assert f"anywidth upscale {finished}" in capsys.readouterr().err
+    assert "no batch norm" in succeed("calibrate", finished).output
+    answer = command("predict", finished, BUNDLED / "eval" / "chart.png")
+    assert answer.code == 2
+    assert f"anywidth upscale {finished}" in answer.errors
 
 
 def test_individual_networks_stand_beside_their_width(
-    config: SuperResolutionConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: SuperResolutionConfig, tmp_path: Path
 ) -> None:
     config = replace(config, method="i", width=0.5, epochs=1, steps_per_epoch=1)
     folder = tmp_path / "run"
     assert train_run(Run.create(folder, config), config)
-    assert command(monkeypatch, "spectrum", folder, "--no-latency") == 0
+    succeed("spectrum", folder, "--no-latency")
     with open(folder / "spectrum.csv", newline="") as file:
         (row,) = csv.DictReader(file)
     assert row["width"] == "0.5"
 
 
 def test_train_command_goes_from_recipe_to_report(
-    config: SuperResolutionConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: SuperResolutionConfig, tmp_path: Path
 ) -> None:
     network = ["--channels", 4, "--blocks", 1, "--high", 0.75]
     small = [*network, "--patch", 12, "--epochs", 1, "--steps-per-epoch", 2]
     folders = ["--data-dir", config.data_dir, "--eval-dir", config.eval_dir]
     out = ["--out", tmp_path / "run", "--device", "cpu"]
-    assert command(monkeypatch, "train", "sr", *folders, *small, *out) == 0
+    succeed("train", "sr", *folders, *small, *out)
     assert (tmp_path / "run" / "report.html").is_file()
 
 
 def test_a_run_finds_its_pictures_from_everywhere(
-    config: SuperResolutionConfig,
-    pictures: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
+    config: SuperResolutionConfig, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(pictures / "eval", tmp_path / "begun" / "eval")
     small = ["--channels", 4, "--blocks", 1, "--patch", 12, "--epochs", 1, "--steps-per-epoch", 1]
     folders = ["--data-dir", config.data_dir, "--eval-dir", "eval"]
     monkeypatch.chdir(tmp_path / "begun")
     out = ["--out", tmp_path / "run", "--device", "cpu", "--no-report"]
-    assert command(monkeypatch, "train", "sr", *folders, *small, *out) == 0
+    succeed("train", "sr", *folders, *small, *out)
     assert Run.open(tmp_path / "run").config_data["eval_dir"] == str(tmp_path / "begun" / "eval")
     monkeypatch.chdir(tmp_path)
     evaluate = ["spectrum", "run", "--widths", "0.5,1.0", "--no-latency", "--device", "cpu"]
-    assert command(monkeypatch, *evaluate) == 0
+    succeed(*evaluate)
     before = (tmp_path / "run" / "spectrum.csv").read_bytes()
     (tmp_path / "begun" / "eval").rename(tmp_path / "moved")
     (tmp_path / "run" / "spectrum.csv").unlink()
-    assert command(monkeypatch, *evaluate) == 2
-    assert "eval is no folder" in capsys.readouterr().err
-    assert command(monkeypatch, *evaluate, "--eval-dir", "moved") == 0
+    answer = command(*evaluate)
+    assert answer.code == 2
+    assert "eval is no folder" in answer.errors
+    succeed(*evaluate, "--eval-dir", "moved")
     assert (tmp_path / "run" / "spectrum.csv").read_bytes() == before
-    assert command(monkeypatch, "report", "run", "--eval-dir", "moved", "--device", "cpu") == 0
-    assert command(monkeypatch, "train", "--resume", "run", "--eval-dir", "moved") == 0
+    succeed("report", "run", "--eval-dir", "moved", "--device", "cpu")
+    succeed("train", "--resume", "run", "--eval-dir", "moved")
 
 
 def bad_folder(tmp_path: Path, kind: str) -> Path:
@@ -373,29 +360,12 @@ def bad_folder(tmp_path: Path, kind: str) -> Path:
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    kind: str | None,
-    options: list[str],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
+    kind: str | None, options: list[str], said: str, tmp_path: Path
 ) -> None:
     data = [] if kind is None else ["--data-dir", bad_folder(tmp_path, kind)]
     out = ["--out", tmp_path / "run", "--device", "cpu"]
-    assert command(monkeypatch, "train", "sr", *data, *options, *out) == 2
-    printed = capsys.readouterr().err.strip()
-    assert said in printed
-    assert len(printed.splitlines()) == 1
+    answer = command("train", "sr", *data, *options, *out)
+    assert answer.code == 2
+    assert said in answer.errors
+    assert len(answer.errors.strip().splitlines()) == 1
     assert not (tmp_path / "run").exists()
-
-
-def test_all_recipes_are_listed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    from anywidth.recipes import RECIPES
-
-    assert command(monkeypatch, "train", "--list") == 0
-    printed = capsys.readouterr().out
-    for recipe in RECIPES:
-        assert recipe.__name__ in printed
-        assert (recipe.__doc__ or "").split()[0] in printed

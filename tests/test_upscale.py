@@ -1,6 +1,6 @@
 """`anywidth upscale` on pictures of every kind."""
 
-import sys
+import io
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,10 @@ from command_line import command
 from PIL import Image
 
 import anywidth as aw
-from anywidth.cli import main
 from anywidth.data.super_resolution import BUNDLED
 from anywidth.run import Run
-from anywidth.statistics import statistics_to_tensors
 from anywidth.tasks.super_resolution import SuperResolutionConfig, build_model, open_trained
+from anywidth.training import save_final
 
 
 @pytest.fixture(scope="session")
@@ -26,19 +25,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def untrained(folder: Path, **choices: Any) -> Path:
     config = SuperResolutionConfig(channels=4, blocks=1, device="cpu", **choices)
-    model = build_model(config)
-    statistics, metadata = statistics_to_tensors(model)
-    Run.create(folder, config).save_final(
-        {"model": model.state_dict(), "statistics": statistics},
-        {"steps": 0},
-        metadata={"statistics": metadata},
-    )
+    save_final(Run.create(folder, config), build_model(config), {"steps": 0})
     return folder
 
 
 @pytest.fixture
-def upscale(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Saves an image, runs the command on it, and gives back the exit code and what it wrote."""
+def upscale(run: Path, tmp_path: Path):
+    """Saves an image, runs the command on it, and gives back its answer and what it wrote."""
 
     def call(image: Image.Image | bytes, *options: object, name: str = "picture.png"):
         source, target = tmp_path / name, tmp_path / "large.png"
@@ -47,16 +40,13 @@ def upscale(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         else:
             image.save(source)
         given = options or ("--out", target)
-        arguments = ["anywidth", "upscale", run, source, "--device", "cpu", *given]
-        monkeypatch.setattr(sys, "argv", list(map(str, arguments)))
-        with pytest.raises(SystemExit) as stopped:
-            main()
+        answer = command("upscale", run, source, "--device", "cpu", *given)
         made = None
         if target.exists():
             with Image.open(target) as opened:
                 opened.load()
                 made = opened.copy()
-        return int(stopped.value.code or 0), made
+        return answer, made
 
     return call
 
@@ -77,8 +67,8 @@ def test_modes_are_kept(upscale, mode: str) -> None:
     source = photo(mode)
     if mode.endswith("A"):
         source.putalpha(Image.linear_gradient("L").resize(source.size))
-    code, made = upscale(source)
-    assert code == 0
+    answer, made = upscale(source)
+    assert answer.code == 0, answer.errors
     assert made.mode == mode
     assert made.size == (74, 46)
     assert difference(made, source) < 12
@@ -87,24 +77,24 @@ def test_modes_are_kept(upscale, mode: str) -> None:
 @pytest.mark.parametrize("mode", ["1", "P", "CMYK"])
 def test_other_modes_become_grey_or_rgb(upscale, mode: str) -> None:
     name = "picture.tif" if mode == "CMYK" else "picture.png"
-    code, made = upscale(photo(mode), name=name)
-    assert code == 0
+    answer, made = upscale(photo(mode), name=name)
+    assert answer.code == 0, answer.errors
     assert made.mode == ("L" if mode == "1" else "RGB")
 
 
 def test_a_transparent_palette_keeps_its_transparency(upscale) -> None:
     source = photo("P")
     source.info["transparency"] = source.getpixel((0, 0))
-    code, made = upscale(source)
-    assert code == 0
+    answer, made = upscale(source)
+    assert answer.code == 0, answer.errors
     assert made.mode == "RGBA"
     assert made.getextrema()[3][0] < 255
 
 
 def test_16_bits_are_kept(upscale) -> None:
     levels = np.linspace(0, 65535, 30 * 40).reshape(30, 40).astype(np.uint16)
-    code, made = upscale(Image.fromarray(levels))
-    assert code == 0
+    answer, made = upscale(Image.fromarray(levels))
+    assert answer.code == 0, answer.errors
     assert made.mode.startswith("I")
     found = np.asarray(made).astype(np.int64)
     assert found.shape == (60, 80)
@@ -116,8 +106,8 @@ def test_16_bits_are_kept(upscale) -> None:
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 1), (3, 5), (301, 7)])
 def test_any_size_is_taken(upscale, size: tuple[int, int]) -> None:
-    code, made = upscale(photo(size=size))
-    assert code == 0
+    answer, made = upscale(photo(size=size))
+    assert answer.code == 0, answer.errors
     assert made.size == (2 * size[0], 2 * size[1])
 
 
@@ -125,8 +115,8 @@ def test_the_picture_is_what_the_network_makes_at_that_width(
     upscale, run: Path, tmp_path: Path
 ) -> None:
     source = photo()
-    code, made = upscale(source, "--width", 0.5, "--out", tmp_path / "large.png")
-    assert code == 0
+    answer, made = upscale(source, "--width", 0.5, "--out", tmp_path / "large.png")
+    assert answer.code == 0, answer.errors
     trained = open_trained(run, "cpu", with_data=False)
     pixels = torch.from_numpy(np.array(source)).permute(2, 0, 1)[None] / 255
     with aw.at_width(trained.model, 0.5), torch.no_grad():
@@ -139,18 +129,16 @@ def test_exif_orientation_is_obeyed(upscale) -> None:
     source = photo()
     exif = source.getexif()
     exif[0x0112] = 6
-    import io
-
     file = io.BytesIO()
     source.save(file, "JPEG", exif=exif)
-    code, made = upscale(file.getvalue(), name="turned.jpg")
-    assert code == 0
+    answer, made = upscale(file.getvalue(), name="turned.jpg")
+    assert answer.code == 0, answer.errors
     assert made.size == (46, 74)
 
 
 def test_the_default_name_lies_beside_the_image(upscale, tmp_path: Path) -> None:
-    code, _ = upscale(photo(), "--width", 0.75)
-    assert code == 0
+    answer, _ = upscale(photo(), "--width", 0.75)
+    assert answer.code == 0, answer.errors
     with Image.open(tmp_path / "picture-x2.png") as image:
         assert image.size == (74, 46)
 
@@ -164,36 +152,30 @@ def test_the_default_name_lies_beside_the_image(upscale, tmp_path: Path) -> None
         (photo(), ("--width", "0.3"), "outside the range [0.5, 1.0]"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(upscale, capsys, image, options, said) -> None:
-    code, _ = upscale(image, *options)
-    printed = capsys.readouterr().err.strip()
-    assert code == 2
-    assert said in printed
-    assert len(printed.splitlines()) == 1
+def test_bad_input_is_one_line_and_exit_code_2(upscale, image, options, said) -> None:
+    answer, _ = upscale(image, *options)
+    assert answer.code == 2
+    assert said in answer.errors
+    assert len(answer.errors.strip().splitlines()) == 1
 
 
-def test_floating_point_pixels_are_refused(upscale, capsys) -> None:
-    code, _ = upscale(photo().convert("L").convert("F"), name="float.tif")
-    assert code == 2
-    assert "no known range" in capsys.readouterr().err
+def test_floating_point_pixels_are_refused(upscale) -> None:
+    answer, _ = upscale(photo().convert("L").convert("F"), name="float.tif")
+    assert answer.code == 2
+    assert "no known range" in answer.errors
 
 
-def test_a_missing_image_is_named_even_where_the_target_exists(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_a_missing_image_is_named_even_where_the_target_exists(run: Path, tmp_path: Path) -> None:
     photo().save(tmp_path / "large.png")
-    arguments = ["upscale", run, tmp_path / "gone.png", "--out", tmp_path / "large.png"]
-    monkeypatch.setattr(sys, "argv", ["anywidth", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 2
-    assert f"no image {tmp_path / 'gone.png'}" in capsys.readouterr().err
+    answer = command("upscale", run, tmp_path / "gone.png", "--out", tmp_path / "large.png")
+    assert answer.code == 2
+    assert f"no image {tmp_path / 'gone.png'}" in answer.errors
 
 
-def test_the_image_itself_is_not_overwritten(upscale, capsys, tmp_path: Path) -> None:
-    code, _ = upscale(photo(), "--out", tmp_path / "picture.png")
-    assert code == 2
-    assert "is the image itself" in capsys.readouterr().err
+def test_the_image_itself_is_not_overwritten(upscale, tmp_path: Path) -> None:
+    answer, _ = upscale(photo(), "--out", tmp_path / "picture.png")
+    assert answer.code == 2
+    assert "is the image itself" in answer.errors
 
 
 # ---- one width alone -------------------------------------------------------------------------
@@ -233,14 +215,7 @@ def test_an_individual_network_upscales_at_no_other_width(individual: Path, widt
 
 
 def test_the_default_is_the_widest_there_is(tmp_path: Path) -> None:
-    config = SuperResolutionConfig(channels=4, blocks=1, device="cpu", high=0.75)
-    model = build_model(config)
-    statistics, metadata = statistics_to_tensors(model)
-    Run.create(tmp_path / "run", config).save_final(
-        {"model": model.state_dict(), "statistics": statistics},
-        {"steps": 0},
-        metadata={"statistics": metadata},
-    )
+    untrained(tmp_path / "run", high=0.75)
     photo().save(tmp_path / "picture.png")
     answer = command("upscale", tmp_path / "run", tmp_path / "picture.png", "--device", "cpu")
     assert answer.code == 0, answer.errors

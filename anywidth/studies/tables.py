@@ -6,6 +6,7 @@ import csv
 import io
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from anywidth.spectra import Spectrum, joined, values_at
@@ -136,7 +137,5 @@ def mean_spectrum(by_seed: Mapping[int, Spectrum]) -> Spectrum:
         metrics = {
             name: statistics.mean(other.metrics[name] for other in same) for name in point.metrics
         }
-        points.append(
-            type(point)(point.width, point.channels, point.macs, point.parameters, metrics)
-        )
+        points.append(replace(point, metrics=metrics, latency_ms=None))
     return Spectrum(spectra[0].name, tuple(points), spectra[0].kind)
