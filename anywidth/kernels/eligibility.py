@@ -47,18 +47,8 @@ def obstacle_to_depthwise_conv2d(
         return f"weight has shape {tuple(weight.shape)}, expected (channels, 1, k, k)"
     if kernel not in KERNEL_SIZES:
         return f"the kernel size is {kernel}, expected one of {KERNEL_SIZES}"
-    if stride not in STRIDES:
-        return f"the stride is {stride}, expected one of {STRIDES}"
-    if not 0 <= padding < kernel:
-        return f"the padding is {padding}, expected 0 to {kernel - 1}"
-    height, width = (
-        (size + 2 * padding - kernel) // stride + 1 for size in (x.shape[2], x.shape[3])
-    )
-    if height < 1 or width < 1:
-        return f"x has shape {tuple(x.shape)}, smaller than the {kernel}x{kernel} kernel"
-    if x.shape[0] * x.shape[1] * height * width > MOST_ELEMENTS:
-        return f"the output of {height}x{width} pixels has more than {MOST_ELEMENTS} elements"
-    return _obstacle_to_parameter("weight", weight, x)
+    obstacle = _obstacle_to_sizes(x, x.shape[1], kernel, stride, padding)
+    return obstacle or _obstacle_to_parameter("weight", weight, x)
 
 
 def obstacle_to_stem_conv2d(
@@ -77,19 +67,29 @@ def obstacle_to_stem_conv2d(
         return f"weight has shape {tuple(weight.shape)}, expected (channels, {read}, 3, 3)"
     if not 0 < channels <= weight.shape[0]:
         return f"{channels} filters are to be used, expected 1 to {weight.shape[0]}"
+    obstacle = _obstacle_to_sizes(x, channels, kernel, stride, padding)
+    if obstacle is not None:
+        return obstacle
+    if weight.dtype not in DTYPES or weight.device != x.device:
+        return (
+            f"weight is {weight.dtype} on {weight.device}, expected one of {DTYPES} on {x.device}"
+        )
+    return None
+
+
+def _obstacle_to_sizes(
+    x: Tensor, channels: int, kernel: int, stride: int, padding: int
+) -> str | None:
+    """Why a convolution that makes so many channels cannot run with these, or None."""
     if stride not in STRIDES:
         return f"the stride is {stride}, expected one of {STRIDES}"
     if not 0 <= padding < kernel:
         return f"the padding is {padding}, expected 0 to {kernel - 1}"
     height, width = ((size + 2 * padding - kernel) // stride + 1 for size in x.shape[2:])
     if height < 1 or width < 1:
-        return f"x has shape {tuple(x.shape)}, smaller than the 3x3 kernel"
+        return f"x has shape {tuple(x.shape)}, smaller than the {kernel}x{kernel} kernel"
     if x.shape[0] * channels * height * width > MOST_ELEMENTS:
         return f"the output of {height}x{width} pixels has more than {MOST_ELEMENTS} elements"
-    if weight.dtype not in DTYPES or weight.device != x.device:
-        return (
-            f"weight is {weight.dtype} on {weight.device}, expected one of {DTYPES} on {x.device}"
-        )
     return None
 
 
