@@ -97,6 +97,18 @@ def draw(found: dict[str, dict[str, list[float]]], path: Path) -> None:
     plot_spectra(spectra, path)
 
 
+def print_table(found: dict[str, dict[str, list[float]]]) -> None:
+    print("| network | " + " | ".join(map(str, WIDTHS)) + " |")
+    print("|---" * (len(WIDTHS) + 1) + "|")
+    for name, by_width in found.items():
+        cells = []
+        for width in map(str, WIDTHS):
+            values = by_width.get(width, [])
+            spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+            cells.append(f"{statistics.mean(values):.2f}{spread}" if values else "")
+        print(f"| {name} | " + " | ".join(cells) + " |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -129,18 +141,7 @@ def main() -> None:
             print(f"{name}, seed {seed}: {by_width}", flush=True)
             for width, error in by_width.items():
                 found.setdefault(name, {}).setdefault(width, []).append(error)
-    print("| network | " + " | ".join(map(str, WIDTHS)) + " |")
-    print("|---" * (len(WIDTHS) + 1) + "|")
-    for name, by_width in found.items():
-        cells = []
-        for width in map(str, WIDTHS):
-            # A network built at 0.25 is, to itself, at full width.
-            values = by_width.get(width, [])
-            if name == "I-Net 0.25":
-                values = by_width.get("1.0", by_width.get("0.25", [])) if width == "0.25" else []
-            spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-            cells.append(f"{statistics.mean(values):.2f}{spread}" if values else "")
-        print(f"| {name} | " + " | ".join(cells) + " |")
+    print_table(found)
     if arguments.out:
         record = {
             "command": shlex.join(["python3", "-m", "benchmarks.demo", *sys.argv[1:]]),

@@ -286,6 +286,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--no-table", action="store_true", help="train and evaluate only")
     options = parser.parse_args(arguments)
     options.seeds = [int(seed) for seed in options.seeds.split(",")]
+    for change in options.set:
+        if "=" not in change:
+            parser.error(f"--set {change}: expected FIELD=VALUE, such as environments=32")
     options.set = [tuple(change.split("=", 1)) for change in options.set]
     return options
 
