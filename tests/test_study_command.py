@@ -113,7 +113,8 @@ def test_a_study_survives_kills(tmp_path: Path) -> None:
     names = [one.name for one in STUDY["distillation"].trainings]
     first, second, third = (broken / "runs" / f"{name}-seed-0" for name in names)
 
-    process = start(*arguments, broken, "--parallel", "2", PAUSE="0.03")
+    # Ten steps of four widths: on a busy machine one process may begin seconds after the other.
+    process = start(*arguments, broken, "--parallel", "2", PAUSE="0.06")
     for folder in (first, second):
         wait_for_step(process, folder / "metrics.csv", 2)
     process.send_signal(signal.SIGTERM)
