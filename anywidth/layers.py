@@ -110,6 +110,8 @@ def _narrowed_class(
             members[name] = property(_running(name))
     members["__setattr__"] = _setting_active_part(plain, dict(axes))
     members["_apply"] = _apply_to_statistics
+    if is_norm:
+        members["_load_from_state_dict"] = _loading_statistics(plain)
     members["__reduce_ex__"] = _reduced_to_copy(plain)
     return type(plain.__name__, (plain,), members)
 
@@ -314,7 +316,7 @@ def _running(name: str) -> Callable[[nn.Module], Tensor | None]:
             entry.ready = True
         elif entry is None or not entry.ready:
             if not state["_lenient"]:
-                raise _uncalibrated(state["_label"], state["_bank"].values())
+                raise _uncalibrated(state["_label"], entry, state["_bank"].values())
             return sliced_statistics(self, name)
         tensor: Tensor = getattr(entry, name)
         return tensor
@@ -346,14 +348,48 @@ def sliced_statistics(module: nn.Module, name: str) -> Tensor | None:
     return tensor if tensor is None or tensor.dim() == 0 or cut is None else take(tensor, 0, cut)
 
 
-def _uncalibrated(label: float | None, entries: Iterable[Statistics]) -> AnywidthError:
+def _uncalibrated(
+    label: float | None, entry: Statistics | None, entries: Iterable[Statistics]
+) -> AnywidthError:
     known = sorted(e.label for e in entries if e.ready and e.label is not None)
     width = "this configuration" if label is None else f"width {label}"
+    was_known = entry is not None and bool(entry.num_batches_tracked > 0)
     return AnywidthError(
         f"batch norm has no statistics for {width}: calibrated are the full width"
         + (f" and {known}" if known else " alone")
+        + ("; what it had was of the weights before load_state_dict" if was_known else "")
         + f". Call anywidth.calibrate(model, loader, widths=[{label if label else 'config'}]) first"
     )
+
+
+def _loading_statistics(plain: type[nn.Module]) -> Callable[..., None]:
+    """Loads a norm; where it gets other statistics, those of narrower widths hold no longer.
+
+    They are of the weights before, and would be wrong in silence. The same weights loaded again
+    change nothing.
+    """
+
+    def load(self: nn.Module, *arguments: Any) -> None:
+        state, names = self.__dict__, ("running_mean", "running_var")
+        held = [self._buffers[name] for name in names]
+        values = [None if tensor is None else tensor.clone() for tensor in held]
+        is_full, state["_is_full"] = state["_is_full"], True  # a state_dict is of the full width
+        try:
+            plain._load_from_state_dict(self, *arguments)
+        finally:
+            state["_is_full"] = is_full
+        if not all(_is_same(self._buffers[n], v) for n, v in zip(names, values, strict=True)):
+            for entry in state["_bank"].values():
+                entry.ready = False
+
+    return load
+
+
+def _is_same(tensor: Tensor | None, value: Tensor | None) -> bool:
+    if tensor is None or value is None:
+        return tensor is value
+    is_comparable = tensor.device == value.device and not tensor.is_meta
+    return is_comparable and tensor.dtype == value.dtype and torch.equal(tensor, value)
 
 
 def _apply_to_statistics(

@@ -13,7 +13,7 @@ from anywidth.errors import AnywidthError
 from anywidth.groups import Plan
 from anywidth.plan_parts import ChannelGroup
 from anywidth.state import state_of
-from anywidth.statistics import load_statistics, statistics_to_tensors
+from anywidth.statistics import put_statistics, read_statistics, statistics_to_tensors
 
 _VERSION = "1"
 _WEIGHTS, _STATISTICS = "weights/", "statistics/"
@@ -88,10 +88,11 @@ def load(model: nn.Module, path: str | Path) -> None:
             f"anywidth.slimmable(model, plan, average_outputs={average_outputs})"
         )
     try:
-        load_statistics(model, _under(_STATISTICS, tensors), about)
+        statistics = read_statistics(model, _under(_STATISTICS, tensors), about)
     except AnywidthError as error:
         raise AnywidthError(f"{path}: {error}") from error
     model.load_state_dict(weights)
+    put_statistics(model, statistics)
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

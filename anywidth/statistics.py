@@ -56,7 +56,9 @@ def calibrate(
 
     Widths calibrated before keep their statistics; the same width is computed anew. If anything
     fails, or a statistic comes out as NaN or infinite, the statistics are as they were.
-    `anywidth.save` keeps them in a file; `state_dict` holds those of the full width alone.
+    `anywidth.save` keeps them in a file; `state_dict` holds those of the full width alone, and
+    `load_state_dict` with other weights ends those of narrower widths. After more training,
+    calibrate anew: statistics are those of the weights they were computed with.
     """
     state = state_of(model)
     check_layers(model)
@@ -343,10 +345,24 @@ def statistics_to_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str
     return tensors, {"widths": json.dumps(widths)}
 
 
+# (norm, configuration, what it is to know of that)
+Loaded = list[tuple[nn.Module, ChannelConfig, Statistics]]
+
+
 def load_statistics(
     model: nn.Module, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """Puts back what `statistics_to_tensors` returned, in place of what is known now."""
+    """Puts back what `statistics_to_tensors` returned, in place of what is known now.
+
+    Weights are to be loaded before: other ones would end what is put back here.
+    """
+    put_statistics(model, read_statistics(model, tensors, metadata))
+
+
+def read_statistics(
+    model: nn.Module, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> Loaded:
+    """What `put_statistics` takes, once all of it is known to fit."""
     state = state_of(model)
     try:
         widths = json.loads(metadata["widths"])
@@ -355,7 +371,7 @@ def load_statistics(
     except (KeyError, TypeError, ValueError) as error:
         raise AnywidthError(f"these are not batch-norm statistics of anywidth: {error}") from error
     norms = {path: m for path, m in model.named_modules() if is_switched_norm(m)}
-    loaded: list[tuple[nn.Module, ChannelConfig, Statistics]] = []
+    loaded: Loaded = []
     for number, config in enumerate(configs):
         state.plan.check(config)
         expected = _empty(model, list(norms.values()), config, None)
@@ -373,9 +389,15 @@ def load_statistics(
                     )
                 held.copy_(given)
             loaded.append((norm, config, statistics))
-    for norm in norms.values():
-        bank = norm.__dict__["_bank"]
-        for config in set(bank) - set(configs):
-            del bank[config]
+    return loaded
+
+
+def put_statistics(model: nn.Module, loaded: Loaded) -> None:
+    configs = {config for _, config, _ in loaded}
+    for norm in model.modules():
+        if is_switched_norm(norm):
+            bank = norm.__dict__["_bank"]
+            for config in set(bank) - configs:
+                del bank[config]
     for norm, config, statistics in loaded:
         _file(norm, config, statistics)

@@ -324,6 +324,34 @@ def test_statistics_survive_a_file(model: nn.Module, tmp_path: Path) -> None:
             assert torch.equal(model(images), twin(images))
 
 
+def test_other_weights_end_the_statistics_of_narrower_widths(model: nn.Module) -> None:
+    """They are of the weights before: the best checkpoint, say, would be judged with the last's."""
+    aw.calibrate(model, batches_of([16]), [0.25, 0.5, 1.0])
+    best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.load_state_dict(best)
+    assert aw.calibrated_widths(model) == [0.25, 0.5, 1.0], "the same weights change nothing"
+    model.load_state_dict({"9.bias": torch.zeros(10)}, strict=False)
+    assert aw.calibrated_widths(model) == [0.25, 0.5, 1.0], "no norm has been loaded"
+    aw.calibrate(model, batches_of([16], seed=3), [1.0])
+    model.load_state_dict(best)
+    assert aw.calibrated_widths(model) == [1.0]
+    model.eval()
+    with (
+        pytest.raises(aw.AnywidthError, match=r"width 0\.5.*before load_state_dict.*calibrate"),
+        aw.at_width(model, 0.5),
+    ):
+        model(batches_of([4])[0])
+
+
+def test_an_old_checkpoint_loads_at_a_narrow_width(model: nn.Module) -> None:
+    """Those of before torch 0.4.1 count no batches; torch then asks the norm itself."""
+    old = {n: t for n, t in tiny().state_dict().items() if "num_batches_tracked" not in n}
+    model.eval()
+    with aw.at_width(model, 0.5):
+        model.load_state_dict(dict(old))
+    assert torch.equal(model.state_dict()["4.weight"], old["4.weight"])
+
+
 def test_tracked_but_unseen_statistics_stay_unready_on_disk(model: nn.Module) -> None:
     tensors, text = statistics_to_tensors(model)
     twin = converted(tiny())
