@@ -13,7 +13,7 @@ from anywidth.errors import AnywidthError
 from anywidth.plan_json import fields_from_json, fields_to_json
 from anywidth.plan_parts import AttributeSlot, Axis, ChannelGroup, CostTerm, Example, Segment
 from anywidth.plan_text import plan_to_text
-from anywidth.width import ChannelConfig, Width, WidthRange, check_divisor
+from anywidth.width import ChannelConfig, Width, WidthRange, checked_divisor, whole_number
 
 __all__ = ["AttributeSlot", "Axis", "ChannelGroup", "CostTerm", "Plan", "Segment"]
 
@@ -157,10 +157,12 @@ class Plan:
         With `count`, that many of them, evenly spread, the two ends included.
         """
         found = list(self._uniform())
-        if count is None or count >= len(found):
+        if count is None:
             return found
-        if count < 2:
-            raise AnywidthError(f"a lattice of {count} widths: expected at least 2 (the ends)")
+        if whole_number(count) is None or count < 2:
+            raise AnywidthError(f"a lattice of {count!r} widths: expected at least 2 (the ends)")
+        if count >= len(found):
+            return found
         last = len(found) - 1
         return [found[round(i * last / (count - 1))] for i in range(count)]
 
@@ -240,7 +242,7 @@ class Plan:
     def group(self, name: str) -> ChannelGroup:
         if name not in self.groups:
             ordered = sorted(self.groups)
-            near = ordered[max(0, bisect.bisect(ordered, name) - 2) :][:4]
+            near = ordered[max(0, bisect.bisect(ordered, str(name)) - 2) :][:4]
             raise AnywidthError(
                 f"no group {name!r} in this plan; near it are {near}, and print(plan) lists all"
             )
@@ -277,12 +279,17 @@ class Plan:
                 f"group {name!r} is fixed ({group.fixed}), so it cannot follow {base!r}; "
                 f"tie {base!r} to it, or tie before pinning"
             )
-        if other.channels * multiple != group.channels:
+        times = whole_number(multiple)
+        if times is None:
+            raise AnywidthError(
+                f"tying {name!r} to {multiple!r} times {base!r}: expected a whole number"
+            )
+        if other.channels * times != group.channels:
             raise AnywidthError(
                 f"group {name!r} has {group.channels} channels, which is not {multiple} times "
                 f"the {other.channels} of {base!r}"
             )
-        if other.unit * multiple % group.unit:
+        if other.unit * times % group.unit:
             raise AnywidthError(
                 f"group {name!r} runs multiples of {group.unit} channels, and {multiple} times "
                 f"{base!r} is not always one"
@@ -295,12 +302,12 @@ class Plan:
             seen.add(link)
             tied = self.groups[link].tied
             link = tied[0] if tied else None
-        self.groups[name] = replace(group, tied=(base, multiple))
+        self.groups[name] = replace(group, tied=(base, times))
 
     def set_divisor(self, name: str, divisor: int) -> None:
         """Rounds one group to its own divisor instead of the width range's."""
-        check_divisor(divisor, f"group {name!r}")
-        self.groups[name] = replace(self.group(name), divisor=divisor)
+        checked = checked_divisor(divisor, f"group {name!r}")
+        self.groups[name] = replace(self.group(name), divisor=checked)
 
     def copy(self) -> Plan:
         return copy.deepcopy(self)

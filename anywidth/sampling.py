@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -13,7 +13,7 @@ from anywidth.errors import AnywidthError
 from anywidth.groups import Plan
 from anywidth.seeds import derive_seed
 from anywidth.state import state_of
-from anywidth.width import ChannelConfig, Width
+from anywidth.width import ChannelConfig, Width, whole_number, width_list
 
 Rule = Literal["sandwich", "random", "min+random", "max+random", "fixed"]
 
@@ -46,14 +46,25 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.rule not in get_args(Rule):
             raise AnywidthError(f"rule {self.rule!r}: expected one of {get_args(Rule)}")
-        if self.rule == "fixed" and not self.widths:
-            raise AnywidthError("the rule 'fixed' needs widths=(...)")
-        least = {"sandwich": 2, "fixed": 0}.get(self.rule, 1)
-        if self.count < least:
-            raise AnywidthError(f"{self.count} widths a step: {self.rule!r} needs at least {least}")
-        if self.lattice is not None and (self.nonuniform or self.lattice < 2):
+        has_widths = not isinstance(self.widths, Sized) or len(self.widths) > 0
+        if self.rule == "fixed":
+            if not has_widths:
+                raise AnywidthError("the rule 'fixed' needs widths=(...)")
+            object.__setattr__(self, "widths", tuple(width_list(self.widths, "Sampling")))
+        elif has_widths:
             raise AnywidthError(
-                f"lattice={self.lattice}: expected at least 2 uniform configurations "
+                f"widths={self.widths!r}: the rule {self.rule!r} draws its own; for always the "
+                'same ones, Sampling("fixed", widths=...)'
+            )
+        least = {"sandwich": 2, "fixed": 0}.get(self.rule, 1)
+        if whole_number(self.count) is None or self.count < least:
+            raise AnywidthError(
+                f"{self.count!r} widths a step: {self.rule!r} needs at least {least}"
+            )
+        size = self.lattice
+        if size is not None and (self.nonuniform or whole_number(size) is None or size < 2):
+            raise AnywidthError(
+                f"lattice={self.lattice!r}: expected at least 2 uniform configurations "
                 "(a nonuniform network has no lattice)"
             )
 

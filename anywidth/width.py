@@ -49,7 +49,7 @@ class WidthRange:
     def __post_init__(self) -> None:
         for name in ("low", "high"):
             value = getattr(self, name)
-            if not _is_number(value) or not 0 < value <= 1:
+            if not is_number(value) or not 0 < value <= 1:
                 raise AnywidthError(
                     f"WidthRange({name}={value!r}): a width is a number in (0, 1], "
                     "the fraction of the full width"
@@ -59,11 +59,11 @@ class WidthRange:
             raise AnywidthError(
                 f"WidthRange(low={self.low}, high={self.high}): low must not exceed high"
             )
-        check_divisor(self.divisor, "WidthRange")
+        object.__setattr__(self, "divisor", checked_divisor(self.divisor, "WidthRange"))
 
     def fraction(self, width: float) -> float:
         """`width` as a float in this range, freed of rounding errors; raises if it is outside."""
-        if not _is_number(width) or not 0 < width <= 1 + _ROUNDING:
+        if not is_number(width) or not 0 < width <= 1 + _ROUNDING:
             raise AnywidthError(
                 f"width {width!r} is not a number in (0, 1]; give a fraction of the full width, "
                 f"between {self.low} and {self.high}"
@@ -90,6 +90,10 @@ class ChannelConfig:
     channels: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
+        # numpy's whole numbers, which a search may draw, would not go into JSON.
+        if not all(type(n) is int for _, n in self.channels):
+            plain = ((group, whole_number(n) or n) for group, n in self.channels)
+            object.__setattr__(self, "channels", tuple(plain))
         object.__setattr__(self, "_lookup", dict(self.channels))
         object.__setattr__(self, "_hash", hash(self.channels))
 
@@ -148,12 +152,12 @@ Width = float | ChannelConfig
 def width_list(widths: object, where: str) -> list[Width]:
     """The widths a call was given, as a list; an error that names the list form for one alone."""
     if isinstance(widths, ChannelConfig | Mapping | str) or not isinstance(widths, Iterable):
-        example = widths if _is_number(widths) else "0.25, 0.5, 1.0"
+        example = widths if is_number(widths) else "0.25, 0.5, 1.0"
         raise AnywidthError(
             f"{where}(widths={widths!r}): expected a list of fractions or ChannelConfigs, such as "
             f"widths=[{example}]"
         )
-    found = [float(width) if _is_number(width) else width for width in widths]
+    found = [float(width) if is_number(width) else width for width in widths]
     if not found:
         raise AnywidthError(
             f"{where}() was given no widths: pass at least one width, say widths=[0.25, 0.5, 1.0]"
@@ -161,11 +165,19 @@ def width_list(widths: object, where: str) -> list[Width]:
     return found
 
 
-def check_divisor(divisor: object, where: str) -> None:
-    if not isinstance(divisor, int) or isinstance(divisor, bool) or divisor < 1:
+def checked_divisor(divisor: object, where: str) -> int:
+    found = whole_number(divisor)
+    if found is None or found < 1:
         raise AnywidthError(f"{where}: divisor {divisor!r} must be a whole number of at least 1")
+    return found
 
 
-def _is_number(value: object) -> bool:
+def whole_number(value: object) -> int | None:
+    """`value` as an int where it is a whole number, numpy's included; None for all else."""
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return int(value) if is_whole else None  # type: ignore[call-overload]
+
+
+def is_number(value: object) -> bool:
     is_bool = isinstance(value, bool)
     return isinstance(value, numbers.Real) and not is_bool and math.isfinite(value)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from agreement import assert_agrees
@@ -130,6 +132,24 @@ def test_set_divisor(plan: aw.Plan) -> None:
     plan.set_divisor("3", 1)
     assert plan.resolve(0.53)["3"] == 17
     assert plan.resolve(0.53)["0"] == 8
+
+
+def test_whole_numbers_of_numpy_are_numbers(plan: aw.Plan) -> None:
+    """Searches draw them."""
+    name = plan.elastic()[0].name
+    plan.set_divisor(name, np.int64(4))
+    config = plan.resolve(plan.full.replace({name: np.int64(8)}))
+    assert json.loads(json.dumps(config.to_json())) == config.to_json()
+    assert json.loads(json.dumps(plan.to_json()))
+    assert aw.WidthRange(0.25, 1.0, np.int64(4)) == aw.WidthRange(0.25, 1.0, 4)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("multiple", [1.0, "a", None, True])
+def test_a_tie_by_no_whole_number_is_refused(plan: aw.Plan, multiple: Any) -> None:
+    """A tie by 1.0 gave fractions of channels."""
+    first, second = [group.name for group in plan.elastic()][:2]
+    with pytest.raises(aw.AnywidthError, match=f"to {multiple!r} times .*expected a whole number"):
+        plan.tie(second, first, multiple)
 
 
 def test_edits_that_cannot_be(plan: aw.Plan) -> None:

@@ -147,6 +147,12 @@ def test_another_process_draws_the_same(model: nn.Module) -> None:
         ({"count": 1}, ["1 widths", "at least 2"]),
         ({"rule": "random", "count": 0}, ["0 widths", "at least 1"]),
         ({"lattice": 1}, ["lattice=1", "at least 2"]),
+        ({"lattice": 2.5}, ["lattice=2.5", "at least 2"]),
+        ({"lattice": "4"}, ["lattice='4'", "at least 2"]),
+        ({"count": 2.5}, ["2.5 widths", "at least 2"]),
+        ({"count": "4"}, ["'4' widths", "at least 2"]),
+        ({"rule": "fixed", "widths": 0.5}, ["Sampling(widths=0.5)", "widths=[0.5]"]),
+        ({"widths": (0.25, 1.0)}, ["widths=(0.25, 1.0)", "'sandwich' draws its own"]),
         ({"lattice": 9, "nonuniform": True}, ["lattice=9", "nonuniform"]),
     ],
 )
