@@ -18,11 +18,22 @@ def calibration_batches(
     loader: Iterable[Any], model: nn.Module, samples: int | None
 ) -> Iterator[Arguments]:
     """The first so many samples of a loader on the network's device, never one alone."""
+    if isinstance(loader, Tensor) or not _can_be_iterated(loader):
+        what = f"a tensor of shape {tuple(loader.shape)}" if isinstance(loader, Tensor) else loader
+        raise AnywidthError(
+            f"calibrate(): the loader is {what}; expected batches to go through, such as a "
+            "DataLoader or images.split(64)"
+        )
     return _never_alone(_first_samples(_inputs(loader, model), samples))
+
+
+def _can_be_iterated(loader: Any) -> bool:
+    return hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
 
 
 def _inputs(loader: Iterable[Any], model: nn.Module) -> Iterator[Arguments]:
     device = next(model.parameters()).device
+    axes: list[int] = []
     for batch in loader:
         first = batch[0] if isinstance(batch, list | tuple) and len(batch) else batch
         several = first if isinstance(first, list | tuple) else [first]
@@ -36,6 +47,13 @@ def _inputs(loader: Iterable[Any], model: nn.Module) -> Iterator[Arguments]:
             shapes = ", ".join(str(tuple(inputs.shape)) for inputs in several)
             raise AnywidthError(
                 f"calibrate(): arguments of shapes {shapes}: expected as many samples in each"
+            )
+        axes = axes or [inputs.dim() for inputs in several]
+        if axes != [inputs.dim() for inputs in several]:
+            shapes = ", ".join(str(tuple(inputs.shape)) for inputs in several)
+            raise AnywidthError(
+                f"calibrate(): a batch of shape {shapes} after others of {axes[0]} axes; one batch "
+                "with its labels alone is loader=[(images, labels)]"
             )
         if several and several[0].shape[0] > 0:
             yield tuple(inputs.to(device, non_blocking=True) for inputs in several)

@@ -20,7 +20,7 @@ from anywidth.distributed import rank, world_size
 from anywidth.errors import AnywidthError
 from anywidth.layers import Statistics, is_switched_norm, new_statistics, sliced_statistics
 from anywidth.state import SlimmableState, check_layers, state_of
-from anywidth.width import ChannelConfig, Width, width_list
+from anywidth.width import ChannelConfig, Width, is_number, whole_number, width_list
 
 Method = Literal["exact", "moving"]
 _TENSORS = ("running_mean", "running_var", "num_batches_tracked")
@@ -64,11 +64,13 @@ def calibrate(
     check_layers(model)
     if method not in ("exact", "moving"):
         raise AnywidthError(f"method {method!r}: expected 'exact' or 'moving'")
-    if samples is not None and samples < 2:
-        raise AnywidthError(f"samples={samples}: batch statistics need at least 2")
+    if samples is not None and (whole_number(samples) or 0) < 2:
+        raise AnywidthError(f"samples={samples!r}: batch statistics need at least 2")
+    if not is_number(momentum) or not 0 < momentum <= 1:
+        raise AnywidthError(f"momentum={momentum!r}: expected a number above 0, at most 1")
     labels: dict[ChannelConfig, float | None] = {}
     for width in width_list(widths, "calibrate"):
-        named = None if isinstance(width, ChannelConfig) else state.plan.widths.fraction(width)
+        named = state.plan.widths.fraction(width) if isinstance(width, float) else None
         labels[state.resolve(width)] = named
     norms = [module for module in model.modules() if is_switched_norm(module)]
     mine = list(labels)[rank() :: world_size()]
