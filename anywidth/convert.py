@@ -45,8 +45,8 @@ def slimmable(
     Args:
         model: the network.
         plan: what `anywidth.plan` found, perhaps edited; made here if not given.
-        widths: the range to run in and the divisor to round to; `WidthRange(0.25, 1.0, 8)` if
-            not given.
+        widths: the range to run in and the divisor to round to; the plan's own if not given,
+            which is `WidthRange(0.25, 1.0, 8)` in a new one.
         example_input: as for `anywidth.plan`; needed without a plan, or where that was made with
             arguments other than tensors, numbers and text.
         average_outputs: scale each layer's output by full over active inputs (the paper's output
@@ -76,12 +76,12 @@ def slimmable(
                 "example_input=torch.randn(2, 3, 224, 224), or plan=anywidth.plan(model, x)"
             )
         plan = make_plan(model, example_input)
-    if widths is None:
-        widths = WidthRange()
-    if not isinstance(widths, WidthRange):
-        raise AnywidthError(f"widths={widths!r}: expected anywidth.WidthRange(low, high, divisor)")
     if not isinstance(plan, Plan):
         raise AnywidthError(f"plan={type(plan).__name__}: expected what anywidth.plan() returns")
+    if widths is None:
+        widths = plan.widths
+    if not isinstance(widths, WidthRange):
+        raise AnywidthError(f"widths={widths!r}: expected anywidth.WidthRange(low, high, divisor)")
     _check_fits(model, plan)
     plan = plan.copy()
     plan.widths = widths
@@ -106,7 +106,9 @@ def set_width(model: nn.Module, width: Width) -> None:
 def at_width(model: nn.Module, width: Width) -> Iterator[ChannelConfig]:
     """Runs a converted network at `width` inside a `with` block, and as before after it.
 
-    Call `backward` inside too where activations are recomputed (`torch.utils.checkpoint`).
+    Call `backward` inside too where activations are recomputed (`torch.utils.checkpoint`). A
+    network has one width at a time, whatever thread sets it: give each thread one of its own
+    (`copy.deepcopy`, or `anywidth.extract` for each width).
     """
     state = state_of(model)
     before = state.width

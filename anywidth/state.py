@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from numbers import Real
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from anywidth.errors import AnywidthError
 from anywidth.groups import Axis, Plan, Segment
@@ -203,9 +203,7 @@ def tensor_owners(model: nn.Module, plan: Plan) -> list[tuple[str, nn.Module, st
     """
     by_identity: dict[int, str] = {}
     for name in plan.tensors:
-        path, _, key = name.rpartition(".")
-        module = model.get_submodule(path)
-        tensor = held_tensor(module, key)
+        tensor = _tensor(model, name)
         if tensor is not None:
             by_identity[id(tensor)] = name
     return [
@@ -220,11 +218,24 @@ def tensor_owners(model: nn.Module, plan: Plan) -> list[tuple[str, nn.Module, st
 def check_layers(model: nn.Module) -> None:
     """A clear error where a layer that narrows has been replaced by one that does not."""
     plan = state_of(model).plan
+    elastic = {n for n, axes in plan.tensors.items() if any(axis is not None for axis in axes)}
     paths = {module: path for path, module in model.named_modules()}
-    for name, owner, _ in tensor_owners(model, plan):
-        if any(axis is not None for axis in plan.tensors[name]) and not is_narrowed(owner):
-            raise AnywidthError(
-                f"{paths[owner]!r} is not the layer that was converted: it was replaced later, as "
-                "SyncBatchNorm.convert_sync_batchnorm does too. Do that first, then call "
-                "anywidth.slimmable"
-            )
+    owners = [owner for name, owner, _ in tensor_owners(model, plan) if name in elastic]
+    replaced = [paths[owner] for owner in owners if not is_narrowed(owner)]
+    gone = sorted(name for name in elastic if _tensor(model, name) is None)
+    replaced += [name.rpartition(".")[0] for name in gone]
+    for path in replaced:
+        raise AnywidthError(
+            f"{path!r} is not the layer that was converted: it was replaced later, as "
+            "SyncBatchNorm.convert_sync_batchnorm does too. Do that first, then call "
+            "anywidth.slimmable"
+        )
+
+
+def _tensor(model: nn.Module, name: str) -> Tensor | None:
+    """A parameter or buffer by its name; None where its module is gone."""
+    *path, key = name.split(".")
+    module: nn.Module | None = model
+    for step in path:
+        module = None if module is None else module._modules.get(step)
+    return None if module is None else held_tensor(module, key)

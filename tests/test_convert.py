@@ -394,6 +394,31 @@ def test_a_layer_that_was_replaced_is_named(x: Tensor) -> None:
             call()
 
 
+def test_a_layer_that_was_taken_away_is_named(x: Tensor) -> None:
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = nn.Sequential(nn.Conv2d(3, 16, 3), nn.AdaptiveAvgPool2d(1))
+            self.classifier = nn.Sequential(nn.Dropout(0.1), nn.Linear(16, 10))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.classifier(self.features(x).flatten(1))
+
+    model = convert(Classifier(), x)
+    model.classifier = nn.Identity()
+    with pytest.raises(aw.AnywidthError, match=r"'classifier\.1' is not the layer .* replaced"):
+        aw.extract(model, 0.5)
+
+
+def test_the_range_is_the_plans_own_if_none_is_given(x: Tensor) -> None:
+    """A plan of a converted network, saved and read again, converts as it did before."""
+    widths = aw.WidthRange(0.5, 1.0, 4)
+    plan = aw.plan_of(convert(network(), x, widths))
+    again = aw.slimmable(network(), aw.Plan.from_json(plan.to_json()))
+    assert aw.plan_of(again).widths == widths
+    assert aw.plan_of(aw.slimmable(network(), aw.plan(network(), x))).widths == aw.WidthRange()
+
+
 def test_spectral_norm_is_converted(x: Tensor) -> None:
     model = nn.Sequential(
         nn.utils.spectral_norm(nn.Conv2d(3, 16, 3)), nn.ReLU(), nn.Conv2d(16, 4, 1)
