@@ -82,6 +82,24 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
     _average(by_dtype)
 
 
+@torch.no_grad()
+def send_from_first_rank(model: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
+    """Gives all ranks the first one's weights and statistics, as DistributedDataParallel does.
+
+    Gradients are averaged, so ranks that start from other weights would stay apart for ever.
+    """
+    if world_size() == 1:
+        return
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in [*parameters, *model.buffers()]:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for tensors in by_dtype.values():
+        flat = _flatten_dense_tensors(tensors)
+        dist.broadcast(flat, src=0)
+        for tensor, first in zip(tensors, _unflatten_dense_tensors(flat, tensors), strict=True):
+            tensor.copy_(first)
+
+
 def average_statistics(model: nn.Module) -> None:
     """Averages tracked batch-norm statistics over ranks, so that all validate the same network."""
     if world_size() == 1:

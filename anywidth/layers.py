@@ -348,13 +348,17 @@ def sliced_statistics(module: nn.Module, name: str) -> Tensor | None:
     return tensor if tensor is None or tensor.dim() == 0 or cut is None else take(tensor, 0, cut)
 
 
+class MissingStatisticsError(AnywidthError):
+    """A width is evaluated whose batch-norm statistics are not known."""
+
+
 def _uncalibrated(
     label: float | None, entry: Statistics | None, entries: Iterable[Statistics]
-) -> AnywidthError:
+) -> MissingStatisticsError:
     known = sorted(e.label for e in entries if e.ready and e.label is not None)
     width = "this configuration" if label is None else f"width {label}"
     was_known = entry is not None and bool(entry.num_batches_tracked > 0)
-    return AnywidthError(
+    return MissingStatisticsError(
         f"batch norm has no statistics for {width}: calibrated are the full width"
         + (f" and {known}" if known else " alone")
         + ("; what it had was of the weights before load_state_dict" if was_known else "")

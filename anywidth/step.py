@@ -7,22 +7,27 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anywidth.convert import at_width
 from anywidth.distillation import soft_cross_entropy
-from anywidth.distributed import average_gradients, sum_over_ranks, world_size
+from anywidth.distributed import (
+    average_gradients,
+    send_from_first_rank,
+    sum_over_ranks,
+    world_size,
+)
 from anywidth.engine.eager import EagerEngine
 from anywidth.engine.graphs import GraphEngine
-from anywidth.engine.passes import Distill, Loss, Objective
+from anywidth.engine.passes import Distill, Loss, Objective, trained_parameters
 from anywidth.engine.trees import call
 from anywidth.errors import AnywidthError
 from anywidth.fast_layers import use_kernels
 from anywidth.precision import faster_dtype
 from anywidth.sampling import Sampling, sample_widths
 from anywidth.state import check_layers, state_of
-from anywidth.width import ChannelConfig, Width
+from anywidth.step_checks import check_losses, check_optimizer, frozen_norms_named
+from anywidth.width import ChannelConfig, Width, is_number, whole_number
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,9 @@ class SandwichStep:
 
     A call clears the gradients, runs the full width on the true targets, runs each narrower width
     on the full width's detached predictions, accumulates all their gradients, averages them over
-    ranks once, and lets the optimiser take its step. It never waits for the device.
+    ranks once, and lets the optimiser take its step. It never waits for the device. With several
+    processes, pass the network itself, not in DistributedDataParallel: the first call gives all
+    ranks the weights of the first.
 
     Gradients are summed over the widths, as in the paper. A layer that every width uses whole, such
     as a classifier over features that do not narrow, so learns as if at several times the learning
@@ -57,9 +64,12 @@ class SandwichStep:
     is one of them) with the loss and the detached output at each. They are tensors on the device,
     and hold until the next call.
 
+    To resume, put back the network (`anywidth.save`), the optimiser, and `step.count`: the widths
+    of a step are drawn from its number.
+
     Args:
-        model: a converted network, in training mode.
-        optimizer: of the model's parameters.
+        model: a converted network; a call puts it in training mode if it is not.
+        optimizer: of the model's parameters, or some of them; a loss may have its own there too.
         loss: (output, targets) → scalar, for the full width.
         distill: (output, full width's output) → scalar, for narrower widths. The default is for
             classifiers that learn by cross entropy; for others pass one of their own, such as
@@ -70,7 +80,7 @@ class SandwichStep:
         seed: widths are drawn from this and the step's number; a `Sampling` has its own.
         autocast: run forward passes in this dtype, as `torch.autocast` does; None in that of the
             parameters. `"auto"` is bfloat16 on a GPU, and on a CPU where the first step finds it
-            faster.
+            faster. Losses are not scaled, as float16 would need.
         engine: `"eager"` runs everywhere; `"graphs"` captures each configuration as a CUDA graph
             when it is first met; `"auto"` takes graphs on a GPU. A graph keeps the plain numbers
             it was captured with: what a loss weighs by, or a dropout's share, may only change in a
@@ -103,20 +113,21 @@ class SandwichStep:
         after_backward: Callable[[], None] | None = None,
     ) -> None:
         check_layers(model)
-        if isinstance(widths, int):
-            widths = Sampling(count=widths, seed=seed)
+        check_optimizer(model, optimizer)
+        check_losses(loss, distill)
+        count = whole_number(widths)
+        if count is not None:
+            widths = Sampling(count=count, seed=seed)
         if not isinstance(widths, Sampling):
             raise AnywidthError(
                 f"widths={widths!r}: expected how many a step, or a Sampling; for always the same "
                 'ones, Sampling("fixed", widths=(0.25, 0.5, 1.0))'
             )
-        if not 0 <= truth <= 1:
-            raise AnywidthError(f"truth={truth}: expected a share from 0 to 1")
-        if distill is soft_cross_entropy and _is_not_cross_entropy(loss):
+        if not is_number(truth) or not 0 <= truth <= 1:
+            raise AnywidthError(f"truth={truth!r}: expected a share from 0 to 1")
+        if not (autocast is None or autocast == "auto" or isinstance(autocast, torch.dtype)):
             raise AnywidthError(
-                f"the loss is {_name(loss)}, but narrower widths would learn by cross entropy with "
-                "the full width's logits: pass distill=..., a function of (output, full width's "
-                "output) such as F.mse_loss, or distill=None to train all on the targets"
+                f"autocast={autocast!r}: expected a dtype such as torch.bfloat16, 'auto' or None"
             )
         if distill is not None and widths.rule in ("random", "min+random"):
             raise AnywidthError(
@@ -128,6 +139,7 @@ class SandwichStep:
         self.sampling = widths
         self.after_backward = after_backward
         self.count = 0
+        self._is_same_on_all_ranks = False
         on_gpu = all(parameter.is_cuda for parameter in model.parameters())
         if on_gpu:
             _lay_channels_last(model)
@@ -150,9 +162,15 @@ class SandwichStep:
             self.model.train()
         if self.autocast == "auto":
             self._run_in(self._faster_dtype(configs[0], inputs, targets))
-        with torch.cuda.device_of(next(self.model.parameters())):
+        if not self._is_same_on_all_ranks:
+            send_from_first_rank(self.model, trained_parameters(self.model, self.optimizer))
+            self._is_same_on_all_ranks = True
+        with (
+            torch.cuda.device_of(next(self.model.parameters())),
+            frozen_norms_named(self.model),
+        ):
             losses, outputs = self.engine.gradients(configs, inputs, targets)
-        average_gradients(self.model.parameters())
+        average_gradients(trained_parameters(self.model, self.optimizer))
         if self.after_backward is not None:
             self.after_backward()
         self.optimizer.step()
@@ -200,25 +218,6 @@ class SandwichStep:
             votes = sum_over_ranks(torch.tensor(float(found is not None)))
             found = found if votes.item() == world_size() else None
         return found
-
-
-# What networks learn by whose outputs are no logits of classes of which one is right.
-_OTHER_LOSSES = (
-    *(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss),
-    *(F.binary_cross_entropy, F.binary_cross_entropy_with_logits),
-)
-_OTHER_LOSS_MODULES = (
-    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
-    *(nn.BCELoss, nn.BCEWithLogitsLoss),
-)
-
-
-def _is_not_cross_entropy(loss: Loss) -> bool:
-    return loss in _OTHER_LOSSES or isinstance(loss, _OTHER_LOSS_MODULES)
-
-
-def _name(loss: Loss) -> str:
-    return getattr(loss, "__name__", type(loss).__name__)
 
 
 def _lay_channels_last(model: nn.Module) -> None:

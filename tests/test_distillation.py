@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -106,6 +107,35 @@ def test_what_does_not_fit_is_named() -> None:
             aw.soft_cross_entropy(torch.randn(4, 5), torch.randn(4, 5), temperature)
 
 
+@pytest.mark.parametrize("flat", [False, True])
+def test_classes_on_the_last_axis_are_refused(flat: bool) -> None:
+    """A language model would be distilled over its positions, and nothing would show it."""
+    model = nn.Sequential(nn.Embedding(11, 16), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 11))
+    tokens = torch.randint(11, (4, 7))
+    aw.slimmable(model, example_input=tokens)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output.flatten(0, 1), targets.flatten())
+
+    def distill(output: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
+        return aw.soft_cross_entropy(output.flatten(0, -2), full.flatten(0, -2))
+
+    targets = tokens.flatten() if flat else tokens
+    with pytest.raises(aw.AnywidthError, match=r"\(4, 7, 11\).*11 classes last.*flatten\(0, -2\)"):
+        aw.SandwichStep(model, optimizer, loss)(tokens, targets)
+    aw.SandwichStep(model, optimizer, loss, distill)(tokens, targets)
+
+
+def test_a_picture_of_logits_is_distilled() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 16, 1), nn.ReLU(), nn.Conv2d(16, 5, 1))
+    pictures = torch.randn(2, 1, 5, 5)
+    aw.slimmable(model, example_input=pictures)
+    step = aw.SandwichStep(model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy)
+    for height, width in ((5, 5), (4, 5), (5, 4), (6, 7)):
+        step(torch.randn(2, 1, height, width), torch.randint(5, (2, height, width)))
+
+
 def test_what_is_no_classifier_is_told_what_to_pass() -> None:
     one = torch.randn(4, 1)
     with pytest.raises(aw.AnywidthError, match=r"\(4, 1\) have one class.*pass distill="):
@@ -114,7 +144,12 @@ def test_what_is_no_classifier_is_told_what_to_pass() -> None:
         aw.soft_cross_entropy({"logits": one}, {"logits": one})  # type: ignore[arg-type]
     model = converted()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for loss, name in ((F.mse_loss, "mse_loss"), (nn.BCEWithLogitsLoss(), "BCEWithLogitsLoss")):
+    for loss, name in (
+        (F.mse_loss, "mse_loss"),
+        (nn.BCEWithLogitsLoss(), "BCEWithLogitsLoss"),
+        (functools.partial(F.mse_loss, reduction="sum"), "mse_loss"),
+        (nn.MultiLabelSoftMarginLoss(), "MultiLabelSoftMarginLoss"),
+    ):
         with pytest.raises(aw.AnywidthError, match=f"the loss is {name}.*pass distill="):
             aw.SandwichStep(model, optimizer, loss)
         aw.SandwichStep(model, optimizer, loss, distill=F.mse_loss)

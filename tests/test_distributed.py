@@ -66,6 +66,14 @@ def test_running_statistics_are_averaged(ranks: list[dict[str, Any]]) -> None:
         assert rank["sum"].tolist() == [2.0, 1.0]
 
 
+def test_ranks_that_begin_elsewhere_train_one_network(ranks: list[dict[str, Any]]) -> None:
+    """Averaging gradients would keep them apart for ever; so for a loss with parameters."""
+    first, second = (rank["elsewhere"] for rank in ranks)
+    assert "points" in first
+    for name, tensor in first.items():
+        torch.testing.assert_close(tensor, second[name])
+
+
 def test_a_layer_that_takes_no_part_gets_no_gradient(ranks: list[dict[str, Any]]) -> None:
     """Weight decay would act on a gradient of zero; in one process it does not."""
     for rank in ranks:

@@ -192,6 +192,30 @@ def test_parameters_that_take_no_part_are_left_alone() -> None:
     assert torch.equal(graphs.model.spare.weight, before)
 
 
+def test_a_loss_with_parameters_learns() -> None:
+    """The optimiser holds them; the network does not."""
+    learned = []
+    for is_recorded in (False, True):
+        torch.manual_seed(0)
+        model = converted().double()
+        scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+        optimizer = torch.optim.SGD([*model.parameters(), scale], lr=0.1)
+
+        def loss(output: Tensor, labels: Tensor, scale: nn.Parameter = scale) -> Tensor:
+            return F.cross_entropy(scale * output, labels)
+
+        step = aw.SandwichStep(model, optimizer, loss, autocast=None)
+        if is_recorded:
+            passes = RecordedPasses()
+            step.engine = GraphEngine(model, optimizer, step.engine.objective, 512, passes)
+        for number in range(4):
+            images, labels = images_and_labels(16, seed=number)
+            step(images.double(), labels)
+        learned.append(scale.item())
+    assert learned[0] != 1.0
+    assert learned[1] == pytest.approx(learned[0])
+
+
 def test_without_captures_training_goes_on_after_one_warning() -> None:
     eager, graphs = both(refuses=True)
     with pytest.warns(UserWarning, match=r"cannot be captured as a CUDA graph \(refused\)") as seen:

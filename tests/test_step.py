@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -245,6 +247,61 @@ def test_bad_choices_are_named() -> None:
         aw.SandwichStep(model, optimizer, F.cross_entropy, widths=1)
     with pytest.raises(aw.AnywidthError, match=r'Sampling\("fixed", widths='):
         aw.SandwichStep(model, optimizer, F.cross_entropy, widths=[0.25, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"truth": "half"}, "truth='half'"),
+        ({"autocast": "bf16"}, "autocast='bf16': expected a dtype"),
+        ({"loss": None}, "loss=None: expected a function"),
+        ({"loss": nn.CrossEntropyLoss}, r"did you mean CrossEntropyLoss\(\)"),
+        ({"distill": "mse"}, "distill='mse': expected a function"),
+        ({"optimizer": 0.1}, "optimizer=float: expected a torch.optim.Optimizer"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_named(options: dict[str, Any], message: str) -> None:
+    model = converted()
+    arguments = {"optimizer": sgd(model), "loss": F.cross_entropy, **options}
+    with pytest.raises(aw.AnywidthError, match=message):
+        aw.SandwichStep(model, **arguments)
+
+
+def test_an_optimizer_of_another_network_is_refused() -> None:
+    """It would train nothing, and nothing would show it."""
+    model = converted()
+    with pytest.raises(aw.AnywidthError, match="SGD holds no parameter of this Sequential"):
+        aw.SandwichStep(model, sgd(copy.deepcopy(model)), F.cross_entropy)
+    aw.SandwichStep(model, sgd(model[9]), F.cross_entropy)  # type: ignore[index]
+
+
+def test_gradients_that_the_optimizer_does_not_hold_do_not_pile_up() -> None:
+    model = converted()
+    step = aw.SandwichStep(model, sgd(model[9], lr=0.0), F.cross_entropy)  # type: ignore[index]
+    images, labels = images_and_labels(16)
+    found = []
+    for _ in range(2):
+        step.count = 0
+        step(images, labels)
+        found.append(model[0].weight.grad.clone())  # type: ignore[index, union-attr, operator]
+    torch.testing.assert_close(*found)
+
+
+def test_a_whole_number_of_numpy_counts_widths() -> None:
+    model = converted()
+    step = aw.SandwichStep(model, sgd(model), F.cross_entropy, widths=np.int64(3))  # type: ignore[arg-type]
+    assert len(step(*images_and_labels(8)).widths) == 3
+
+
+def test_a_frozen_norm_is_named_where_its_statistics_are_missing() -> None:
+    model = converted().train()
+    model[5].eval()  # type: ignore[index]
+    step = aw.SandwichStep(model, sgd(model), F.cross_entropy)
+    with pytest.raises(aw.AnywidthError, match=r"'5' is in evaluation mode.*Sampling\(\"fixed\""):
+        step(*images_and_labels(8))
+    aw.calibrate(model, [images_and_labels(16)[0]], [0.25, 1.0])
+    fixed = aw.Sampling("fixed", widths=(0.25, 1.0))
+    aw.SandwichStep(model, sgd(model), F.cross_entropy, widths=fixed)(*images_and_labels(8))
 
 
 # ---- precision -----------------------------------------------------------------------------------

@@ -40,6 +40,28 @@ def train(
     return model, widths
 
 
+class Centres(nn.Module):
+    """A loss that learns too: a point for each class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.points = nn.Parameter(torch.randn(10, 10))
+
+    def forward(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(-torch.cdist(output, self.points), labels)
+
+
+def train_from_elsewhere(rank: int) -> dict[str, torch.Tensor]:
+    """Ranks that begin with weights of their own, and a loss with parameters."""
+    torch.manual_seed(rank)
+    model, loss = converted(), Centres()
+    optimizer = torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1)
+    step = aw.SandwichStep(model, optimizer, loss)
+    for number in range(2):
+        step(*images_and_labels(BATCH, seed=2 * number + rank))
+    return {**dict(model.named_parameters()), **dict(loss.named_parameters())}
+
+
 def calibrate() -> nn.Module:
     torch.manual_seed(0)
     model = converted()
@@ -83,6 +105,7 @@ def main(folder: Path, device: str = "cpu") -> None:
             "full": calibrated.state_dict(),
             "bank": statistics_to_tensors(calibrated)[0],
             "averaged": tracked[1].running_mean.clone(),  # type: ignore[index]
+            "elsewhere": train_from_elsewhere(rank),
             "unused": _gradient_of_an_unused_layer(),
             "sum": distributed.sum_over_ranks(torch.tensor([1.0, rank])),
         },

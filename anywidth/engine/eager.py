@@ -29,6 +29,8 @@ class EagerEngine:
         self, configs: Sequence[ChannelConfig], inputs: Any, targets: Any
     ) -> tuple[list[Tensor], list[Any]]:
         """Leaves the summed gradients of all widths in the parameters; returns losses, outputs."""
+        # Those the optimiser does not hold would pile up, and count where all are clipped.
+        self.model.zero_grad(set_to_none=True)
         self.optimizer.zero_grad(set_to_none=True)
         losses: list[Tensor] = []
         outputs: list[Any] = []

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from anywidth.convert import at_width
 from anywidth.engine.capture import CaptureError, CudaCapture
 from anywidth.engine.eager import EagerEngine
-from anywidth.engine.passes import Objective, detached
+from anywidth.engine.passes import Objective, detached, trained_parameters
 from anywidth.engine.trees import copy_into, leaves, map_tensors, signature
 from anywidth.fast_layers import weights_read_cast
 from anywidth.kernels.shared_buffers import gradients_added_to, is_used, mark_used, weights_cast_to
@@ -73,7 +73,7 @@ class GraphEngine:
         self.can_capture = True
         self.batch: tuple[Any, Any] | None = None
         self.stray: list[Any] | None = None  # the last batch's signature, if it was unlike others
-        self.all_parameters = list(model.parameters())
+        self.all_parameters = trained_parameters(model, optimizer)
         self.places: list[tuple[int, bool]] = []
         self.parameters: list[nn.Parameter] = []
         self.sums: list[Tensor] = []

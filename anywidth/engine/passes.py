@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from anywidth.convert import at_width
-from anywidth.distillation import WithTargets
+from anywidth.distillation import WithTargets, check_classes, soft_cross_entropy
 from anywidth.engine.trees import call, leaves, map_tensors
 from anywidth.width import ChannelConfig
 
@@ -44,6 +44,8 @@ class Objective:
             output = call(model, inputs)
             if teacher is None or self.distill is None:
                 return self.loss(output, targets), output
+            if self.distill is soft_cross_entropy:
+                check_classes(output, targets)
             if isinstance(self.distill, WithTargets):
                 loss = self.distill.function(output, teacher, targets)
             else:
@@ -59,6 +61,12 @@ class Objective:
         device = devices[0] if devices else "cpu"
         # Cached casts would belong to one graph and be read by another.
         return torch.autocast(device, self.autocast, cache_enabled=False)
+
+
+def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """The network's parameters, and what its optimiser holds besides: a loss may learn too."""
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return list(dict.fromkeys([*model.parameters(), *held]))
 
 
 def detached(output: Any) -> Any:
