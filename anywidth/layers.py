@@ -29,6 +29,10 @@ Cut = int | tuple[tuple[int, int], ...]
 PRIVATE_AFFINE = "private_affine"
 
 
+# Buffers of a batch norm that each width has its own of.
+_RUNNING = ("running_mean", "running_var", "num_batches_tracked")
+
+
 def take(tensor: Tensor, axis: int, cut: Cut) -> Tensor:
     """The active entries of one axis: a view where they are the first ones."""
     if isinstance(cut, int):
@@ -106,7 +110,7 @@ def _narrowed_class(
     for name, indices in axes:
         members[name] = property(_active_part(name, indices))
     if is_norm:
-        for name in ("running_mean", "running_var", "num_batches_tracked"):
+        for name in _RUNNING:
             members[name] = property(_running(name))
     members["__setattr__"] = _setting_active_part(plain, dict(axes))
     members["_apply"] = _apply_to_statistics
@@ -200,6 +204,9 @@ def _setting_active_part(
     """A buffer that forward assigns anew at a narrow width: its active part alone changes."""
 
     def set_attribute(self: nn.Module, name: str, value: Any) -> None:
+        is_narrow_norm = name in _RUNNING and not self.__dict__.get("_is_full", True)
+        if is_narrow_norm and _set_statistics(self, name, value):
+            return
         whole = self._buffers.get(name) if name in axes else None
         if whole is None or not isinstance(value, Tensor) or value.shape == whole.shape:
             plain.__setattr__(self, name, value)
@@ -212,6 +219,21 @@ def _setting_active_part(
             _put(whole, value, cuts)
 
     return set_attribute
+
+
+def _set_statistics(norm: nn.Module, name: str, value: Any) -> bool:
+    """Whether a value fits the present, narrower width's statistics; it has then been put there.
+
+    A width that is not tracked keeps none.
+    """
+    expected = sliced_statistics(norm, name)
+    if expected is None or not isinstance(value, Tensor) or value.shape != expected.shape:
+        return False
+    entry: Statistics | None = norm.__dict__["_bank"].get(norm.__dict__["_config"])
+    if entry is not None:
+        with torch.no_grad():
+            getattr(entry, name).copy_(value)
+    return True
 
 
 def _active_shape(whole: Tensor, cuts: dict[int, Cut]) -> tuple[int, ...]:
@@ -402,7 +424,7 @@ def _apply_to_statistics(
     """`model.to(...)`: the statistics of all widths move with the module."""
     self.__dict__["_views"].clear()
     for entry in self.__dict__.get("_bank", {}).values():
-        for name in ("running_mean", "running_var", "num_batches_tracked"):
+        for name in _RUNNING:
             setattr(entry, name, fn(getattr(entry, name)))
     return self.__dict__["_plain_class"]._apply(self, fn, recurse)
 

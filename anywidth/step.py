@@ -162,7 +162,7 @@ class SandwichStep:
             self.model.train()
         if self.autocast == "auto":
             self._run_in(self._faster_dtype(configs[0], inputs, targets))
-        if not self._is_same_on_all_ranks:
+        if world_size() > 1 and not self._is_same_on_all_ranks:
             send_from_first_rank(self.model, trained_parameters(self.model, self.optimizer))
             self._is_same_on_all_ranks = True
         with (
@@ -170,7 +170,8 @@ class SandwichStep:
             frozen_norms_named(self.model),
         ):
             losses, outputs = self.engine.gradients(configs, inputs, targets)
-        average_gradients(trained_parameters(self.model, self.optimizer))
+        if world_size() > 1:
+            average_gradients(trained_parameters(self.model, self.optimizer))
         if self.after_backward is not None:
             self.after_backward()
         self.optimizer.step()

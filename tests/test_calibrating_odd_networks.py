@@ -104,6 +104,42 @@ def test_a_network_of_several_arguments_is_trained_and_calibrated() -> None:
         aw.calibrate(model, [((inputs[0], inputs[1][:5]),)], [0.5])
 
 
+class AssigningNorm(nn.BatchNorm2d):
+    """Assigns its statistics anew, as some libraries do, instead of writing into them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, var = self.running_mean, self.running_var
+        if self.training:
+            if mean is not None and var is not None and self.num_batches_tracked is not None:
+                self.running_mean = 0.5 * mean + 0.5 * x.mean((0, 2, 3)).detach()
+                self.running_var = 0.5 * var + 0.5 * x.var((0, 2, 3)).detach()
+                self.num_batches_tracked = self.num_batches_tracked + 1
+            mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3))
+        assert mean is not None
+        assert var is not None
+        scale = self.weight * (var + self.eps).rsqrt()
+        return (x - mean.view(-1, 1, 1)) * scale.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
+
+
+def test_a_norm_that_assigns_its_statistics_keeps_them_by_width() -> None:
+    """They went into the full width's, and the narrower width kept those of a new norm."""
+    model = nn.Sequential(nn.Conv2d(1, 16, 3), AssigningNorm(16), nn.Conv2d(16, 4, 1))
+    images = 3 * torch.randn(8, 1, 8, 8) + 1
+    aw.slimmable(model, None, RANGE, example_input=images)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.train()
+    for width in (0.25, 0.5):  # tracked, and not
+        with aw.at_width(model, width):
+            model(images)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    with aw.at_width(model, 0.25):
+        assert model[1].num_batches_tracked == 1
+        assert model[1].running_mean.all()
+        model[1].running_mean = torch.ones(16)
+    assert torch.equal(model[1].running_mean, torch.ones(16)), "a whole one is the full width's"
+
+
 def test_instance_norms_that_keep_statistics_are_calibrated() -> None:
     norm = nn.InstanceNorm2d(16, track_running_stats=True)
     model = nn.Sequential(nn.Conv2d(1, 16, 3), norm, nn.ReLU(), nn.Conv2d(16, 4, 1))
