@@ -18,7 +18,7 @@ from anywidth.groups import Plan
 from anywidth.layers import buffers_kept, uncalibrated_allowed
 from anywidth.state import evaluating, state_of
 from anywidth.trial import example_inputs
-from anywidth.width import ChannelConfig, Width
+from anywidth.width import ChannelConfig, Width, whole_number
 
 
 def macs(model: nn.Module | Plan, width: Width) -> int:
@@ -88,13 +88,14 @@ def latency(
     Example:
         >>> anywidth.latency(model, 0.5).median  # milliseconds
     """
-    if repeats < 1 or batch_size < 1:
-        raise AnywidthError(f"latency(repeats={repeats}, batch_size={batch_size}): both at least 1")
+    numbers = {"repeats": (repeats, 1), "batch_size": (batch_size, 1), "warmup": (warmup, 0)}
+    for name, (value, least) in numbers.items():
+        if whole_number(value) is None or value < least:
+            raise AnywidthError(
+                f"latency({name}={value!r}): expected a whole number of at least {least}"
+            )
     state = state_of(model)
-    inputs = [
-        _batch_like(x, batch_size, input_shape) if isinstance(x, Tensor) else x
-        for x in example_inputs(model, state.plan)
-    ]
+    inputs = _inputs(model, state.plan, batch_size, input_shape)
     config = state.resolve(width)
     timed = extract_quietly(model, config, fold=fold) if extracted or fold else model
     with (
@@ -110,13 +111,29 @@ def latency(
     return Latency(statistics.median(times), min(times), repeats)
 
 
+def _inputs(model: nn.Module, plan: Plan, size: int, shape: tuple[int, ...] | None) -> list[Any]:
+    examples = example_inputs(model, plan)
+    tensors = [x for x in examples if isinstance(x, Tensor)]
+    # Beside pictures, whole numbers are something else: labels, say. Alone they are the input.
+    is_of_numbers = not any(x.is_floating_point() for x in tensors)
+    return [
+        _batch_like(x, size, shape if is_of_numbers or x.is_floating_point() else None)
+        if isinstance(x, Tensor)
+        else x
+        for x in examples
+    ]
+
+
 def _batch_like(example: Tensor, size: int, shape: tuple[int, ...] | None) -> Tensor:
     if example.dim() == 0:
         return example
     if not example.is_floating_point():
+        if shape is not None:
+            return example.flatten()[:1].expand(size, *shape)
         return example[:1].expand(size, *example.shape[1:])
     shape = (size, *(shape or example.shape[1:]))
-    return example.new_empty(shape).copy_(torch.randn(shape))
+    generator = torch.Generator().manual_seed(0)  # the caller's random numbers stay as they are
+    return example.new_empty(shape).copy_(torch.randn(shape, generator=generator))
 
 
 def _time(model: nn.Module, inputs: list[Any]) -> float:

@@ -174,11 +174,15 @@ def _running_modules(model: nn.Module, error: BaseException) -> tuple[str, ...]:
 
 
 def example_inputs(model: nn.Module, plan: Plan, given: Any = None) -> tuple[Any, ...]:
-    """Arguments to run the network with: those given, or the plan's, tensors random."""
+    """Arguments to run the network with: those given, or the plan's, tensors random.
+
+    They are of the network's own precision, to which it may have been cast since.
+    """
     if given is not None:
         return given if isinstance(given, tuple) else (given,)
     first = next(iter(model.parameters()), None)
     device = first.device if first is not None else torch.device("cpu")
+    has_precision = first is not None and first.is_floating_point()
     generator = torch.Generator().manual_seed(0)
     inputs: list[Any] = []
     for number, argument in enumerate(plan.example, 1):
@@ -194,7 +198,8 @@ def example_inputs(model: nn.Module, plan: Plan, given: Any = None) -> tuple[Any
         shape, name = argument
         dtype = getattr(torch, name)
         if dtype.is_floating_point:
-            inputs.append(torch.randn(shape, generator=generator, dtype=dtype).to(device))
+            values = torch.randn(shape, generator=generator, dtype=dtype)
+            inputs.append(values.to(device, first.dtype if has_precision else dtype))  # type: ignore[union-attr]
         elif dtype is torch.uint8:  # pixels; other whole numbers may be indices
             inputs.append(torch.randint(256, shape, generator=generator, dtype=dtype).to(device))
         else:
@@ -257,6 +262,8 @@ def _gap(one: Any, other: Any) -> float:
         return 0.0 if one == other else float("inf")
     if one.shape != other.shape:
         return float("inf")
+    if one.is_meta:
+        return 0.0  # there are no values
     if not one.is_floating_point():
         return 0.0 if torch.equal(one, other) else float("inf")
     if one.numel() == 0:

@@ -210,9 +210,12 @@ def test_model_that_is_random_in_evaluation(x: Tensor) -> None:
     aw.slimmable(model, example_input=x, verified=False)
 
 
-@pytest.mark.parametrize("arguments", [{"repeats": 0}, {"batch_size": 0}])
+@pytest.mark.parametrize(
+    "arguments",
+    [{"repeats": 0}, {"batch_size": 0}, {"repeats": 2.5}, {"batch_size": "a"}, {"warmup": -1}],
+)
 def test_bad_latency_arguments(model: nn.Module, arguments) -> None:
-    with pytest.raises(aw.AnywidthError, match="at least 1"):
+    with pytest.raises(aw.AnywidthError, match=r"latency\(.*at least [01]"):
         aw.latency(model, 0.5, **arguments)
 
 

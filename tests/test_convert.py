@@ -232,6 +232,26 @@ def test_model_to_moves_statistics_too(x: Tensor) -> None:
         assert model(x.double().to("meta")).is_meta
 
 
+def test_a_network_without_memory_is_converted_and_filled_later(x: Tensor) -> None:
+    """Its verification compares shapes, for there are no values."""
+    with torch.device("meta"):
+        model = network()
+    convert(model, x.to("meta"))
+    twin = convert(network(), x)
+    model.to_empty(device="cpu").load_state_dict(twin.state_dict())
+    model.eval()
+    assert torch.equal(model(x), twin.eval()(x))
+    assert_agrees(model, x)
+
+
+def test_a_network_cast_after_its_plan_was_made(x: Tensor) -> None:
+    model = network()
+    plan = aw.plan(model, x)
+    aw.slimmable(model.double(), plan, strict=True)
+    with uncalibrated_allowed(model):
+        assert_close(model(x.double()), extract_quietly(model, 1.0)(x.double()))
+
+
 def test_range_below_full_width(x: Tensor) -> None:
     model = network().eval()
     before = model(x)

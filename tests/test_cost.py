@@ -163,6 +163,30 @@ def test_latency() -> None:
     assert model[0].out_channels == 16
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_latency_of_a_network_that_was_cast(dtype: torch.dtype) -> None:
+    model = convert(NETWORKS["batch_norm2d"]()[0], torch.randn(2, 3, 8, 8)).to(dtype)
+    for fold in (False, True):
+        assert aw.latency(model, 0.5, repeats=1, warmup=0, fold=fold).median > 0
+
+
+def test_latency_draws_none_of_the_callers_random_numbers() -> None:
+    model = convert(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), torch.randn(2, 4))
+    before = torch.get_rng_state()
+    aw.latency(model, 0.5, repeats=1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_latency_of_words_of_another_length() -> None:
+    lengths = []
+    model = nn.Sequential(nn.Embedding(9, 16), nn.Linear(16, 16), nn.Linear(16, 4))
+    convert(model, torch.randint(9, (2, 5)))
+    model.register_forward_pre_hook(lambda _, inputs: lengths.append(tuple(inputs[0].shape)))
+    aw.latency(model, 0.5, batch_size=3, repeats=1, warmup=0, input_shape=(7,))
+    aw.latency(model, 0.5, batch_size=3, repeats=1, warmup=0)
+    assert lengths == [(3, 7), (3, 5)]
+
+
 class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
