@@ -170,7 +170,10 @@ def _active_part(name: str, axes: tuple[int, ...]) -> Callable[[nn.Module], Tens
     scale = scale_name(name)
 
     def active_part(self: nn.Module) -> Tensor | None:
-        tensor = self._parameters[name] if name in self._parameters else self._buffers[name]
+        held: Any = self._parameters if name in self._parameters else self._buffers
+        if name not in held:
+            raise _taken_away(self, name)
+        tensor: Tensor | None = held[name]
         if tensor is None:
             return None
         state = self.__dict__
@@ -207,6 +210,8 @@ def _setting_active_part(
         is_narrow_norm = name in _RUNNING and not self.__dict__.get("_is_full", True)
         if is_narrow_norm and _set_statistics(self, name, value):
             return
+        if name in axes and not _can_hold(self, name, value):
+            raise _taken_away(self, name)
         whole = self._buffers.get(name) if name in axes else None
         if whole is None or not isinstance(value, Tensor) or value.shape == whole.shape:
             plain.__setattr__(self, name, value)
@@ -219,6 +224,19 @@ def _setting_active_part(
             _put(whole, value, cuts)
 
     return set_attribute
+
+
+def _can_hold(module: nn.Module, name: str, value: Any) -> bool:
+    is_held = name in module._parameters or name in module._buffers
+    return is_held or isinstance(value, nn.Parameter)
+
+
+def _taken_away(module: nn.Module, name: str) -> AnywidthError:
+    return AnywidthError(
+        f"the {name} of a converted layer ({type(module).__name__}) was taken away: weight norm, "
+        "spectral norm, pruning and other parametrizations belong before anywidth.slimmable, and "
+        "DistributedDataParallel in place of DataParallel"
+    )
 
 
 def _set_statistics(norm: nn.Module, name: str, value: Any) -> bool:

@@ -79,7 +79,11 @@ def sample_widths(
         ...     with anywidth.at_width(model, config):
         ...         criterion(model(images), labels).backward()
     """
-    sampling = sampling or Sampling()
+    sampling = Sampling() if sampling is None else sampling
+    if not isinstance(sampling, Sampling):
+        raise AnywidthError(
+            f"sampling={sampling!r}: expected a Sampling, such as Sampling(count=4)"
+        )
     plan = model if isinstance(model, Plan) else state_of(model).plan
     if sampling.rule == "fixed":
         return [plan.resolve(width) for width in _widest_first(plan, sampling.widths)]

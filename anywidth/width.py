@@ -151,6 +151,8 @@ Width = float | ChannelConfig
 
 def width_list(widths: object, where: str) -> list[Width]:
     """The widths a call was given, as a list; an error that names the list form for one alone."""
+    if hasattr(widths, "tolist"):  # an array or tensor, such as torch.linspace gives
+        widths = widths.tolist()
     if isinstance(widths, ChannelConfig | Mapping | str) or not isinstance(widths, Iterable):
         example = widths if is_number(widths) else "0.25, 0.5, 1.0"
         raise AnywidthError(

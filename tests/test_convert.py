@@ -12,6 +12,7 @@ import torch
 import torch._dynamo.testing
 from agreement import assert_agrees, assert_close, convert
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import anywidth as aw
 from anywidth.extraction import extract_quietly
@@ -437,6 +438,21 @@ def test_the_range_is_the_plans_own_if_none_is_given(x: Tensor) -> None:
     again = aw.slimmable(network(), aw.Plan.from_json(plan.to_json()))
     assert aw.plan_of(again).widths == widths
     assert aw.plan_of(aw.slimmable(network(), aw.plan(network(), x))).widths == aw.WidthRange()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        nn.utils.parametrizations.weight_norm,
+        nn.utils.parametrizations.spectral_norm,
+        nn.utils.spectral_norm,
+        lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+    ],
+)
+def test_a_weight_that_is_taken_away_is_named(x: Tensor, change) -> None:
+    model = convert(network(), x)
+    with pytest.raises(aw.AnywidthError, match=r"weight of a converted layer .* was taken away"):
+        change(model[0])
 
 
 def test_spectral_norm_is_converted(x: Tensor) -> None:

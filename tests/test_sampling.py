@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -166,6 +167,12 @@ def test_bad_choices_are_named(options: dict[str, object], words: list[str]) -> 
 def test_a_fixed_width_outside_the_range_is_named(model: nn.Module) -> None:
     with pytest.raises(aw.AnywidthError, match=r"0\.1 is outside the range \[0\.25, 1\.0\]"):
         aw.sample_widths(model, 0, aw.Sampling("fixed", widths=(0.1,)))
+
+
+@pytest.mark.parametrize("sampling", [4, "random", 0])
+def test_what_is_no_sampling_is_named(model: nn.Module, sampling: Any) -> None:
+    with pytest.raises(aw.AnywidthError, match=f"sampling={sampling!r}: expected a Sampling"):
+        aw.sample_widths(model, 0, sampling)
 
 
 def test_an_ordinary_network_is_refused() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -388,6 +390,12 @@ def test_foreign_statistics_are_refused(model: nn.Module) -> None:
 
 
 # ---- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("as_list", [np.array, torch.tensor])
+def test_widths_may_be_an_array(model: nn.Module, as_list: Callable[[list[float]], Any]) -> None:
+    aw.calibrate(model, batches_of([8]), as_list([0.25, 0.6]))
+    assert aw.calibrated_widths(model) == [0.25, pytest.approx(0.6), 1.0]
 
 
 def test_bad_input_is_named(model: nn.Module) -> None:
