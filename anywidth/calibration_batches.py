@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
 
 from anywidth.errors import AnywidthError
 
@@ -18,6 +19,11 @@ def calibration_batches(
     loader: Iterable[Any], model: nn.Module, samples: int | None
 ) -> Iterator[Arguments]:
     """The first so many samples of a loader on the network's device, never one alone."""
+    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+        raise AnywidthError(
+            f"calibrate(): the loader is a {type(loader).__name__}, which gives single samples; "
+            "expected batches: torch.utils.data.DataLoader(dataset, batch_size=64)"
+        )
     if isinstance(loader, Tensor) or not _can_be_iterated(loader):
         what = f"a tensor of shape {tuple(loader.shape)}" if isinstance(loader, Tensor) else loader
         raise AnywidthError(

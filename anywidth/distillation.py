@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,6 +46,13 @@ def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, temperature: floa
     soft_labels = F.softmax(teacher_logits / temperature, dim=classes)
     loss = F.cross_entropy(logits / temperature, soft_labels)
     return loss if temperature == 1.0 else loss * temperature**2
+
+
+def is_soft_cross_entropy(distill: Any) -> bool:
+    """Whether a distillation is `soft_cross_entropy`, perhaps with a temperature of its own."""
+    while isinstance(distill, functools.partial):
+        distill = distill.func
+    return distill is soft_cross_entropy
 
 
 def check_classes(output: Any, targets: Any) -> None:

@@ -123,6 +123,11 @@ class SandwichStep:
                 f"widths={widths!r}: expected how many a step, or a Sampling; for always the same "
                 'ones, Sampling("fixed", widths=(0.25, 0.5, 1.0))'
             )
+        if count is None and seed not in (0, widths.seed):
+            raise AnywidthError(
+                f"seed={seed!r} beside a Sampling, which has its own ({widths.seed}): pass "
+                f"Sampling(..., seed={seed!r})"
+            )
         if not is_number(truth) or not 0 <= truth <= 1:
             raise AnywidthError(f"truth={truth!r}: expected a share from 0 to 1")
         if not (autocast is None or autocast == "auto" or isinstance(autocast, torch.dtype)):

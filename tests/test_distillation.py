@@ -124,6 +124,9 @@ def test_classes_on_the_last_axis_are_refused(flat: bool) -> None:
     targets = tokens.flatten() if flat else tokens
     with pytest.raises(aw.AnywidthError, match=r"\(4, 7, 11\).*11 classes last.*flatten\(0, -2\)"):
         aw.SandwichStep(model, optimizer, loss)(tokens, targets)
+    hot = functools.partial(aw.soft_cross_entropy, temperature=2.0)
+    with pytest.raises(aw.AnywidthError, match="11 classes last"):
+        aw.SandwichStep(model, optimizer, loss, hot)(tokens, targets)
     aw.SandwichStep(model, optimizer, loss, distill)(tokens, targets)
 
 

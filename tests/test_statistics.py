@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from tiny_networks import converted, images_and_labels, tiny
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import anywidth as aw
 from anywidth.convert import track_statistics
@@ -416,6 +417,7 @@ def test_bad_input_is_named(model: nn.Module) -> None:
         ({"widths": [0.5], "loader": None}, "the loader is None; expected batches"),
         ({"widths": [0.5], "loader": batches[0]}, r"a tensor of shape \(8, 1.*images\.split"),
         ({"widths": [0.5], "loader": images_and_labels(8)}, r"\(8,\).*\[\(images, labels\)\]"),
+        ({"widths": [0.5], "loader": TensorDataset(batches[0])}, "TensorDataset.*DataLoader"),
         ({"widths": [0.5], "loader": []}, "loader is empty"),
         ({"widths": [0.5], "loader": [{"image": batches[0]}]}, "a batch is a dict"),
     ):

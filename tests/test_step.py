@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -257,6 +258,7 @@ def test_bad_choices_are_named() -> None:
         ({"loss": None}, "loss=None: expected a function"),
         ({"loss": nn.CrossEntropyLoss}, r"did you mean CrossEntropyLoss\(\)"),
         ({"distill": "mse"}, "distill='mse': expected a function"),
+        ({"widths": aw.Sampling(seed=1), "seed": 2}, r"seed=2 beside a Sampling.*own \(1\)"),
         ({"optimizer": 0.1}, "optimizer=float: expected a torch.optim.Optimizer"),
     ],
 )
@@ -358,6 +360,39 @@ class Named(dict[str, Tensor]):
 
     def __getattr__(self, name: str) -> Tensor:
         return self[name]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """An output of another kind: torch.export asks for it to be registered."""
+
+    logits: Tensor
+    name: str = "parts"
+
+
+torch.utils._pytree.register_dataclass(Parts)
+
+
+class WithParts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = tiny()
+
+    def forward(self, x: Tensor) -> Parts:
+        return Parts(self.body(x))
+
+
+def test_a_dataclass_of_outputs_can_be_distilled() -> None:
+    model = converted(WithParts())
+    step = aw.SandwichStep(
+        model,
+        sgd(model),
+        loss=lambda output, labels: F.cross_entropy(output.logits, labels),
+        distill=lambda output, full: aw.soft_cross_entropy(output.logits, full.logits),
+    )
+    result = step(*images_and_labels(8))
+    assert all(isinstance(output, Parts) for output in result.outputs)
+    assert not any(output.logits.requires_grad for output in result.outputs)
 
 
 def test_outputs_keep_their_class() -> None:

@@ -1,8 +1,9 @@
-"""Batches and outputs that are tensors, or tuples, lists and dictionaries of them."""
+"""Batches and outputs that are tensors, or tuples, lists, dictionaries and dataclasses of them."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +16,9 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """Everything in a tree that is not a tuple, list or dictionary, in order."""
+    """Everything in a tree that is not a tuple, list, dictionary or dataclass, in order."""
+    if _is_dataclass(tree):
+        tree = [getattr(tree, field.name) for field in dataclasses.fields(tree)]
     if isinstance(tree, tuple | list):
         for item in tree:
             yield from leaves(item)
@@ -39,7 +42,17 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
         for key, item in tree.items():
             same[key] = map_tensors(function, item)
         return same
+    if _is_dataclass(tree):
+        same = copy.copy(tree)
+        for field in dataclasses.fields(tree):
+            part = map_tensors(function, getattr(tree, field.name))
+            object.__setattr__(same, field.name, part)  # a frozen one too
+        return same
     return tree
+
+
+def _is_dataclass(tree: Any) -> bool:
+    return dataclasses.is_dataclass(tree) and not isinstance(tree, type)
 
 
 def signature(tree: Any) -> list[Any]:
