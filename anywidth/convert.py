@@ -91,6 +91,7 @@ def slimmable(
             with buffers_kept(model):
                 verify(model, strict=strict, example_input=example_input)
         _track_ends(model)
+        plan._is_applied = True
     except BaseException:
         _undo(model)
         raise
@@ -120,7 +121,10 @@ def at_width(model: nn.Module, width: Width) -> Iterator[ChannelConfig]:
 
 
 def plan_of(model: nn.Module) -> Plan:
-    """The plan a network was converted with, with what verification changed in it."""
+    """The plan a network was converted with, with what verification changed in it.
+
+    To edit it, take a copy and convert another network with that.
+    """
     return state_of(model).plan
 
 

@@ -59,6 +59,7 @@ class Plan:
     example: list[Example] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     widths: WidthRange = field(default_factory=WidthRange)
+    _is_applied: bool = field(default=False, init=False, repr=False, compare=False)
 
     # ---- widths -----------------------------------------------------------------------------
 
@@ -269,10 +270,12 @@ class Plan:
 
     def pin(self, name: str, reason: str = "pinned by the user") -> None:
         """Keeps a group at its full size."""
+        self._check_editable()
         self.groups[name] = replace(self.group(name), fixed=reason, tied=None)
 
     def tie(self, name: str, base: str, multiple: int) -> None:
         """Gives a group always `multiple` times the channels of another."""
+        self._check_editable()
         group, other = self.group(name), self.group(base)
         if group.fixed is not None:
             raise AnywidthError(
@@ -306,11 +309,23 @@ class Plan:
 
     def set_divisor(self, name: str, divisor: int) -> None:
         """Rounds one group to its own divisor instead of the width range's."""
+        self._check_editable()
         checked = checked_divisor(divisor, f"group {name!r}")
         self.groups[name] = replace(self.group(name), divisor=checked)
 
     def copy(self) -> Plan:
-        return copy.deepcopy(self)
+        """One that can be edited, also of the plan of a converted network."""
+        same = copy.deepcopy(self)
+        same._is_applied = False
+        return same
+
+    def _check_editable(self) -> None:
+        # A network remembers what the widths it was set to came to.
+        if self._is_applied:
+            raise AnywidthError(
+                "this plan is of a converted network, which would not follow: edit a copy "
+                "(anywidth.plan_of(model).copy()) and convert the network anew with it"
+            )
 
     def base_first(self) -> list[str]:
         """Group names, each after the one it is tied to."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from copy import deepcopy
 from numbers import Real
 from typing import Any
 
@@ -44,7 +45,7 @@ class SlimmableState:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SlimmableState:
         # The layout points at the modules of the original.
-        copy = SlimmableState(self.plan.copy(), self.average_outputs)
+        copy = SlimmableState(deepcopy(self.plan), self.average_outputs)
         copy.config, copy.width = self.config, self.width
         return copy
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -201,6 +202,23 @@ def test_converting_leaves_the_given_plan_alone(plan: aw.Plan) -> None:
     before = plan.copy()
     aw.slimmable(network(), plan, aw.WidthRange(0.5, 1.0, 4))
     assert plan == before
+
+
+def test_the_plan_of_a_converted_network_is_not_edited(plan: aw.Plan) -> None:
+    """Widths it has been set to before would be other channels than those to come."""
+    model = aw.slimmable(network(), plan)
+    for used in (aw.plan_of(model), aw.plan_of(copy.deepcopy(model))):
+        for edit in (
+            lambda used=used: used.pin("0"),
+            lambda used=used: used.tie("3", "0", 2),
+            lambda used=used: used.set_divisor("0", 2),
+        ):
+            with pytest.raises(aw.AnywidthError, match=r"plan_of\(model\)\.copy\(\)"):
+                edit()
+    edited = aw.plan_of(model).copy()
+    edited.pin("0")
+    assert aw.plan_of(aw.slimmable(network(), edited)).narrowest["0"] == 16
+    plan.pin("3")
 
 
 def test_printed_plan_says_all(plan: aw.Plan) -> None:
