@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,32 +45,6 @@ def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, temperature: floa
     soft_labels = F.softmax(teacher_logits / temperature, dim=classes)
     loss = F.cross_entropy(logits / temperature, soft_labels)
     return loss if temperature == 1.0 else loss * temperature**2
-
-
-def is_soft_cross_entropy(distill: Any) -> bool:
-    """Whether a distillation is `soft_cross_entropy`, perhaps with a temperature of its own."""
-    while isinstance(distill, functools.partial):
-        distill = distill.func
-    return distill is soft_cross_entropy
-
-
-def check_classes(output: Any, targets: Any) -> None:
-    """Refuses logits whose classes are their last axis, by the number of targets they come with.
-
-    A language model's (batch, positions, classes) would be distilled over its positions, and
-    nothing would show it.
-    """
-    if not isinstance(output, Tensor) or not isinstance(targets, Tensor) or output.dim() < 3:
-        return
-    *first, last = output.shape
-    of_last_axis, of_axis_1 = math.prod(first), math.prod(output.shape) // max(1, first[1])
-    if targets.numel() == of_last_axis != of_axis_1 and not targets.is_floating_point():
-        raise AnywidthError(
-            f"logits of shape {tuple(output.shape)} for targets of shape {tuple(targets.shape)} "
-            f"have their {last} classes last, and soft_cross_entropy takes axis 1 for them: pass "
-            "distill=lambda output, full: anywidth.soft_cross_entropy(output.flatten(0, -2), "
-            "full.flatten(0, -2)), or return logits of shape (batch, classes, ...)"
-        )
 
 
 @dataclass(frozen=True)

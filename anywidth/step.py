@@ -26,7 +26,12 @@ from anywidth.fast_layers import use_kernels
 from anywidth.precision import faster_dtype
 from anywidth.sampling import Sampling, sample_widths
 from anywidth.state import check_layers, state_of
-from anywidth.step_checks import check_losses, check_optimizer, frozen_norms_named
+from anywidth.step_checks import (
+    check_first_batch,
+    check_losses,
+    check_optimizer,
+    frozen_norms_named,
+)
 from anywidth.width import ChannelConfig, Width, is_number, whole_number
 
 
@@ -144,7 +149,7 @@ class SandwichStep:
         self.sampling = widths
         self.after_backward = after_backward
         self.count = 0
-        self._is_same_on_all_ranks = False
+        self._is_new = True
         on_gpu = all(parameter.is_cuda for parameter in model.parameters())
         if on_gpu:
             _lay_channels_last(model)
@@ -167,14 +172,17 @@ class SandwichStep:
             self.model.train()
         if self.autocast == "auto":
             self._run_in(self._faster_dtype(configs[0], inputs, targets))
-        if world_size() > 1 and not self._is_same_on_all_ranks:
+        if self._is_new and world_size() > 1:
             send_from_first_rank(self.model, trained_parameters(self.model, self.optimizer))
-            self._is_same_on_all_ranks = True
         with (
             torch.cuda.device_of(next(self.model.parameters())),
             frozen_norms_named(self.model),
         ):
             losses, outputs = self.engine.gradients(configs, inputs, targets)
+        if self._is_new and len(outputs) > 1:
+            objective = self.engine.objective
+            check_first_batch(objective.loss, objective.distill, outputs[0], targets)
+        self._is_new = False
         if world_size() > 1:
             average_gradients(trained_parameters(self.model, self.optimizer))
         if self.after_backward is not None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from anywidth.distillation import soft_cross_entropy
 from anywidth.errors import AnywidthError
@@ -61,6 +62,52 @@ def check_losses(loss: Any, distill: Any) -> None:
             "the full width's logits: pass distill=..., a function of (output, full width's "
             "output) such as F.mse_loss, or distill=None to train all on the targets"
         )
+
+
+def check_first_batch(loss: Any, distill: Any, output: Any, targets: Any) -> None:
+    """Refuses what `soft_cross_entropy` would make of outputs that are no logits of one class.
+
+    Nothing else would show it: the narrower widths would learn something, and not what was meant.
+    """
+    if _bare(distill) is not soft_cross_entropy:
+        return
+    if not isinstance(output, Tensor) or not isinstance(targets, Tensor) or not output.numel():
+        return
+    _check_axis_of_classes(output, targets)
+    is_a_number_each = output.dim() == 1 and 1 < targets.numel() == output.numel()
+    if is_a_number_each or (not _is_cross_entropy(loss) and _are_no_labels(output, targets)):
+        raise AnywidthError(
+            f"outputs of shape {tuple(output.shape)} for targets of shape {tuple(targets.shape)}, "
+            "which are neither classes nor shares of them that sum to 1, but narrower widths would "
+            "learn by cross entropy with the full width's logits: pass distill=..., a function of "
+            "(output, full width's output) such as F.mse_loss, or distill=None"
+        )
+
+
+def _check_axis_of_classes(output: Tensor, targets: Tensor) -> None:
+    """A language model's (batch, positions, classes) would be distilled over its positions."""
+    if output.dim() < 3 or targets.is_floating_point():
+        return
+    *first, last = output.shape
+    if targets.numel() == math.prod(first) != output.numel() // first[1]:
+        raise AnywidthError(
+            f"logits of shape {tuple(output.shape)} for targets of shape {tuple(targets.shape)} "
+            f"have their {last} classes last, and soft_cross_entropy takes axis 1 for them: pass "
+            "distill=lambda output, full: anywidth.soft_cross_entropy(output.flatten(0, -2), "
+            "full.flatten(0, -2)), or return logits of shape (batch, classes, ...)"
+        )
+
+
+def _are_no_labels(output: Tensor, targets: Tensor) -> bool:
+    """Whether there is a target for each output, and they are not shares of classes."""
+    if targets.shape != output.shape or targets.dim() < 2:
+        return False
+    values = targets.float()
+    return bool((values < 0).any() or ((values.sum(1) - 1).abs() > 0.01).any())
+
+
+def _is_cross_entropy(loss: Any) -> bool:
+    return _bare(loss) is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
 
 
 def _is_not_cross_entropy(loss: Any) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_networks import converted, images_and_labels
-from torch import nn
+from tiny_networks import converted, images_and_labels, tiny
+from torch import Tensor, nn
 
 import anywidth as aw
 
@@ -63,9 +64,9 @@ def test_temperature_keeps_the_size_of_gradients() -> None:
 def test_the_full_width_gets_no_gradient_from_the_narrower_ones() -> None:
     model = converted()
     images, labels = images_and_labels(8)
-    seen: list[torch.Tensor] = []
+    seen: list[Tensor] = []
 
-    def distill(output: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+    def distill(output: Tensor, teacher: Tensor) -> Tensor:
         seen.append(teacher)
         return aw.soft_cross_entropy(output, teacher)
 
@@ -115,10 +116,10 @@ def test_classes_on_the_last_axis_are_refused(flat: bool) -> None:
     aw.slimmable(model, example_input=tokens)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
-    def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(output.flatten(0, 1), targets.flatten())
 
-    def distill(output: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
+    def distill(output: Tensor, full: Tensor) -> Tensor:
         return aw.soft_cross_entropy(output.flatten(0, -2), full.flatten(0, -2))
 
     targets = tokens.flatten() if flat else tokens
@@ -128,6 +129,34 @@ def test_classes_on_the_last_axis_are_refused(flat: bool) -> None:
     with pytest.raises(aw.AnywidthError, match="11 classes last"):
         aw.SandwichStep(model, optimizer, loss, hot)(tokens, targets)
     aw.SandwichStep(model, optimizer, loss, distill)(tokens, targets)
+
+
+def test_targets_that_are_no_classes_are_noticed() -> None:
+    """A loss of the user's own does not show what it is; the first batch does."""
+    images, labels = images_and_labels(8)
+
+    def step(loss: Callable[..., Tensor], network: nn.Module | None = None) -> aw.SandwichStep:
+        model = converted(network)
+        return aw.SandwichStep(model, torch.optim.SGD(model.parameters(), 0.1), loss)
+
+    def distance(output: Tensor, targets: Tensor) -> Tensor:
+        return F.mse_loss(output, targets.float())
+
+    several = torch.zeros(8, 10, dtype=torch.bool)
+    several[:, :3] = True
+    flat = nn.Sequential(*tiny(1), nn.Flatten(0))
+    for targets, network in (
+        (torch.randn(8, 10), None),
+        (several, None),
+        (torch.randn(8), flat),
+    ):
+        used = step(distance, network)
+        with pytest.raises(aw.AnywidthError, match=r"neither classes nor shares.*distill="):
+            used(images, targets)
+    shares = torch.randn(8, 10).softmax(1)
+    step(lambda output, targets: F.cross_entropy(output, targets))(images, shares)
+    step(F.cross_entropy)(images, 2 * shares)
+    step(lambda output, targets: F.cross_entropy(output, targets))(images, labels)
 
 
 def test_a_picture_of_logits_is_distilled() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from anywidth.convert import at_width
-from anywidth.distillation import WithTargets, check_classes, is_soft_cross_entropy
+from anywidth.distillation import WithTargets
 from anywidth.engine.trees import call, leaves, map_tensors
 from anywidth.width import ChannelConfig
 
@@ -44,8 +44,6 @@ class Objective:
             output = call(model, inputs)
             if teacher is None or self.distill is None:
                 return self.loss(output, targets), output
-            if is_soft_cross_entropy(self.distill):
-                check_classes(output, targets)
             if isinstance(self.distill, WithTargets):
                 loss = self.distill.function(output, teacher, targets)
             else:
