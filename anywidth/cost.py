@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +95,11 @@ def latency(
             raise AnywidthError(
                 f"latency({name}={value!r}): expected a whole number of at least {least}"
             )
+    if input_shape is not None and not isinstance(input_shape, Sequence):
+        raise AnywidthError(
+            f"latency(input_shape={input_shape!r}): expected that of one example, such as "
+            "(3, 224, 224)"
+        )
     state = state_of(model)
     inputs = _inputs(model, state.plan, batch_size, input_shape)
     config = state.resolve(width)

@@ -197,6 +197,11 @@ def spectrum(
         >>> result = anywidth.spectrum(model, evaluate, [0.25, 0.5, 1.0], name="US-Net")
         >>> result.to_csv("spectrum.csv")
     """
+    if not callable(evaluate):
+        raise AnywidthError(
+            f"spectrum(evaluate={evaluate!r}): expected a function of the network that returns "
+            'numbers by name, e.g. {"top1_error": 8.1}'
+        )
     widths = width_list(widths, "spectrum")
     state = state_of(model)
     measured: dict[ChannelConfig, tuple[dict[str, float], float | None]] = {}

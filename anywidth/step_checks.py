@@ -28,6 +28,20 @@ _OTHER_LOSS_MODULES = (
     *(nn.MultiLabelSoftMarginLoss, nn.MultiLabelMarginLoss, nn.CosineEmbeddingLoss),
 )
 
+# Losses whose second argument is of probabilities, which a network's output is not; what fits.
+_OF_LOGITS = "anywidth.soft_cross_entropy"
+_OF_EACH_LOGIT = "lambda output, full: F.binary_cross_entropy_with_logits(output, full.sigmoid())"
+_NO_DISTILLATIONS: dict[Any, str] = {
+    F.cross_entropy: _OF_LOGITS,
+    nn.CrossEntropyLoss: _OF_LOGITS,
+    F.kl_div: _OF_LOGITS,
+    nn.KLDivLoss: _OF_LOGITS,
+    F.binary_cross_entropy_with_logits: _OF_EACH_LOGIT,
+    nn.BCEWithLogitsLoss: _OF_EACH_LOGIT,
+    F.multilabel_soft_margin_loss: _OF_EACH_LOGIT,
+    nn.MultiLabelSoftMarginLoss: _OF_EACH_LOGIT,
+}
+
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """It must hold some of the network's parameters: others may be frozen, or a loss's own."""
@@ -56,12 +70,25 @@ def check_losses(loss: Any, distill: Any) -> None:
                 f"{name}={shown}: expected a function of two arguments that returns a scalar, "
                 f"such as F.cross_entropy{hint}"
             )
+    kinds = (_bare(distill), type(distill))
+    better = next((fix for kind, fix in _NO_DISTILLATIONS.items() if kind in kinds), None)
+    if better is not None and not _is_of_logarithms(distill):
+        raise AnywidthError(
+            f"distill={_name(distill)} takes probabilities for its second argument, and would be "
+            f"given the full width's output: pass distill={better}"
+        )
     if distill is soft_cross_entropy and _is_not_cross_entropy(loss):
         raise AnywidthError(
             f"the loss is {_name(loss)}, but narrower widths would learn by cross entropy with "
             "the full width's logits: pass distill=..., a function of (output, full width's "
             "output) such as F.mse_loss, or distill=None to train all on the targets"
         )
+
+
+def _is_of_logarithms(distill: Any) -> bool:
+    """Whether a divergence takes logarithms of probabilities, which a network may well give."""
+    options = distill.keywords if isinstance(distill, functools.partial) else vars(distill)
+    return bool(options.get("log_target", False))
 
 
 def check_first_batch(loss: Any, distill: Any, output: Any, targets: Any) -> None:

@@ -90,6 +90,8 @@ class ChannelConfig:
     channels: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
+        if isinstance(self.channels, Mapping):
+            object.__setattr__(self, "channels", tuple(self.channels.items()))
         # numpy's whole numbers, which a search may draw, would not go into JSON.
         if not all(type(n) is int for _, n in self.channels):
             plain = ((group, whole_number(n) or n) for group, n in self.channels)

@@ -219,6 +219,17 @@ def test_bad_latency_arguments(model: nn.Module, arguments) -> None:
         aw.latency(model, 0.5, **arguments)
 
 
+def test_a_shape_that_is_none(model: nn.Module) -> None:
+    with pytest.raises(aw.AnywidthError, match=r"latency\(input_shape=8\): expected"):
+        aw.latency(model, 0.5, input_shape=8)
+
+
+def test_a_configuration_of_a_mapping(model: nn.Module) -> None:
+    config = aw.ChannelConfig({"0": 8, "3": 4})
+    assert config == aw.plan_of(model).resolve(0.5)
+    aw.set_width(model, config)
+
+
 def test_too_small_a_lattice(model: nn.Module) -> None:
     with pytest.raises(aw.AnywidthError, match="a lattice of 1 widths"):
         aw.plan_of(model).lattice(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -129,6 +130,26 @@ def test_classes_on_the_last_axis_are_refused(flat: bool) -> None:
     with pytest.raises(aw.AnywidthError, match="11 classes last"):
         aw.SandwichStep(model, optimizer, loss, hot)(tokens, targets)
     aw.SandwichStep(model, optimizer, loss, distill)(tokens, targets)
+
+
+@pytest.mark.parametrize(
+    ("distill", "better"),
+    [
+        (F.cross_entropy, r"anywidth\.soft_cross_entropy"),
+        (nn.CrossEntropyLoss(), r"anywidth\.soft_cross_entropy"),
+        (functools.partial(F.kl_div, reduction="batchmean"), r"anywidth\.soft_cross_entropy"),
+        (F.binary_cross_entropy_with_logits, r"full\.sigmoid\(\)"),
+        (nn.BCEWithLogitsLoss(), r"full\.sigmoid\(\)"),
+    ],
+)
+def test_a_loss_of_probabilities_is_no_distillation(distill: Any, better: str) -> None:
+    """It would take the full width's logits for probabilities."""
+    model = converted()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(aw.AnywidthError, match=f"takes probabilities.*distill=.*{better}"):
+        aw.SandwichStep(model, optimizer, F.cross_entropy, distill)
+    for fits in (F.mse_loss, nn.KLDivLoss(log_target=True), aw.soft_cross_entropy, None):
+        aw.SandwichStep(model, optimizer, F.cross_entropy, fits)
 
 
 def test_targets_that_are_no_classes_are_noticed() -> None:

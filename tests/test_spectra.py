@@ -170,6 +170,8 @@ def test_bad_calls_are_named() -> None:
         spectrum(network(), lambda m: {}, [])
     with pytest.raises(AnywidthError, match=r"spectrum\(widths=0.5\): .* widths=\[0.5\]"):
         spectrum(network(), lambda m: {}, 0.5)  # type: ignore[arg-type]
+    with pytest.raises(AnywidthError, match=r"spectrum\(evaluate=None\): expected a function"):
+        spectrum(network(), None, [1.0])  # type: ignore[arg-type]
     with pytest.raises(AnywidthError, match="has not been converted"):
         spectrum(nn.Linear(2, 2), lambda m: {}, [1.0])
     with pytest.raises(AnywidthError, match="kind 'best'"):
