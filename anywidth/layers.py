@@ -25,6 +25,11 @@ from anywidth.width import ChannelConfig
 Cut = int | tuple[tuple[int, int], ...]
 
 
+# What a narrowed module keeps beside its own attributes, whose names are up to its author.
+_PREFIX = "_anywidth_"
+VIEWS = f"{_PREFIX}views"
+_OF_NORMS = ("_bank", "_config", "_is_full", "_label", "_lenient", "_switches")
+
 # The child of a batch norm that has a scale and bias for each switch of a slimmable network.
 PRIVATE_AFFINE = "private_affine"
 
@@ -42,12 +47,12 @@ def take(tensor: Tensor, axis: int, cut: Cut) -> Tensor:
 
 def cut_name(tensor: str, axis: int) -> str:
     """The attribute of a narrowed module that holds the cut of one axis."""
-    return f"_active_{tensor}_{axis}"
+    return f"{_PREFIX}active_{tensor}_{axis}"
 
 
 def scale_name(tensor: str) -> str:
     """The attribute that holds what a tensor is multiplied by (output averaging)."""
-    return f"_scale_{tensor}"
+    return f"{_PREFIX}scale_{tensor}"
 
 
 def narrow(module: nn.Module, axes: dict[str, tuple[int, ...]]) -> None:
@@ -55,7 +60,7 @@ def narrow(module: nn.Module, axes: dict[str, tuple[int, ...]]) -> None:
     is_norm = isinstance(module, _NormBase) and module.running_mean is not None
     key = tuple(sorted(axes.items()))
     module.__dict__["_plain_class"] = type(module)
-    module.__dict__["_views"] = Views()
+    module.__dict__[VIEWS] = Views()
     if is_norm:
         module.__dict__.update(_bank={}, _config=None, _is_full=True, _label=None, _lenient=False)
     module.__class__ = _narrowed_class(type(module), key, is_norm)  # type: ignore[arg-type]
@@ -63,11 +68,12 @@ def narrow(module: nn.Module, axes: dict[str, tuple[int, ...]]) -> None:
 
 def widen(module: nn.Module) -> None:
     """Undoes `narrow`; attributes set for a width are left for the caller to restore."""
+    ours = [name for name in module.__dict__ if name.startswith(_PREFIX)]
+    if is_switched_norm(module):
+        ours += [name for name in _OF_NORMS if name in module.__dict__]
     module.__class__ = module.__dict__.pop("_plain_class")
-    for name in [n for n in module.__dict__ if n.startswith(("_active_", "_scale_"))]:
+    for name in ours:
         del module.__dict__[name]
-    for name in ("_views", "_bank", "_config", "_is_full", "_label", "_lenient", "_switches"):
-        module.__dict__.pop(name, None)
     module._modules.pop(PRIVATE_AFFINE, None)
 
 
@@ -86,7 +92,7 @@ def is_narrowed(module: nn.Module) -> bool:
 
 def is_switched_norm(module: nn.Module) -> bool:
     """Whether a module keeps running statistics by width."""
-    return "_bank" in module.__dict__
+    return "_bank" in module.__dict__ and isinstance(module, _NormBase)
 
 
 def only_normalises(module: nn.Module) -> TypeGuard[_BatchNorm]:
@@ -178,8 +184,8 @@ def _active_part(name: str, axes: tuple[int, ...]) -> Callable[[nn.Module], Tens
             return None
         state = self.__dict__
         may_keep = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        if may_keep and name in state["_views"]:
-            view: Tensor = state["_views"][name]
+        if may_keep and name in state[VIEWS]:
+            view: Tensor = state[VIEWS][name]
             # The view keeps its memory alive, so at one address lies one and the same tensor.
             if _address(view) == _address(tensor):
                 return view
@@ -195,7 +201,7 @@ def _active_part(name: str, axes: tuple[int, ...]) -> Callable[[nn.Module], Tens
         if factor != 1.0:
             return part * factor
         if may_keep and is_prefix and _address(tensor) is not None:
-            state["_views"][name] = part
+            state[VIEWS][name] = part
         return part
 
     return active_part
@@ -440,8 +446,8 @@ def _apply_to_statistics(
     self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
 ) -> Any:
     """`model.to(...)`: the statistics of all widths move with the module."""
-    self.__dict__["_views"].clear()
-    for entry in self.__dict__.get("_bank", {}).values():
+    self.__dict__[VIEWS].clear()
+    for entry in self.__dict__["_bank"].values() if is_switched_norm(self) else ():
         for name in _RUNNING:
             setattr(entry, name, fn(getattr(entry, name)))
     return self.__dict__["_plain_class"]._apply(self, fn, recurse)

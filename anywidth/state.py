@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from anywidth.errors import AnywidthError
 from anywidth.groups import Axis, Plan, Segment
 from anywidth.layers import (
+    VIEWS,
     Cut,
     cut_name,
     held_tensor,
@@ -79,9 +80,9 @@ class SlimmableState:
         for module, values in zip(self._layout.modules, self._values[config], strict=True):
             attributes = module.__dict__
             attributes.update(values)
-            if "_views" in attributes:
-                attributes["_views"].clear()
-            if "_bank" in attributes:
+            if VIEWS in attributes:
+                attributes[VIEWS].clear()
+            if is_switched_norm(module):
                 attributes.update(norm_values(module, config, is_full, label))
         self.config, self.width = config, width
 

@@ -375,6 +375,33 @@ def test_a_buffer_that_forward_assigns_changes_where_it_is_active(x: Tensor) -> 
     assert not model.state_dict()["centre.mean"].any()
 
 
+class OwnNames(nn.Module):
+    """A layer whose author likes the names that this library likes."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs))
+        self._scale_factor, self._active_fn = 2.0, "relu"
+        self._views, self._bank, self._label = [3.0], {"kept": 1}, "a label"
+        self._config = {"divide": True}
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = getattr(nn.functional, self._active_fn)(nn.functional.linear(x, self.weight))
+        return y * self._scale_factor / (self._views[0] if self._config["divide"] else 1.0)
+
+
+def test_attributes_of_the_users_own_are_left_alone() -> None:
+    rows = torch.randn(3, 4)
+    model = nn.Sequential(OwnNames(4, 16), nn.BatchNorm1d(16), OwnNames(16, 16), OwnNames(16, 2))
+    before = [set(vars(module)) for module in model.modules()]
+    convert(model, rows)
+    assert_agrees(model, rows)
+    aw.calibrate(model.double(), [rows.double()], [0.5])
+    small = aw.extract(model, 0.5)
+    assert [set(vars(module)) for module in small.modules()] == before
+    assert model[0]._bank == small[0]._bank == {"kept": 1}
+
+
 def test_every_owner_of_a_tied_weight_shows_its_width() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
