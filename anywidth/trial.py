@@ -73,17 +73,23 @@ class Trial:
         return None
 
     def training_failure(self, config: ChannelConfig) -> Failure | None:
-        """What goes wrong in training mode, where auxiliary heads run too.
+        """What goes wrong in training mode, where auxiliary heads run and features may be returned.
 
         A copy is run, so that no statistics change.
         """
         twin = extract_quietly(self.model, config)
         try:
-            run_in_training(twin, self.batch)
+            found = shapes(run_in_training(twin, self.batch))
         except Exception as error:
             modules = _running_modules(twin, error)
             return Failure(config, _message(error), modules, is_training=True)
-        return None
+        if _of_one(found) == _of_one(self.expected):
+            return None
+        whole = shapes(run_in_training(extract_quietly(self.model, self.plan.full), self.batch))
+        if found == whole:
+            return None
+        message = f"in training the output has shape {found} instead of {whole}"
+        return Failure(config, message, is_training=True)
 
     def misread_groups(self) -> dict[str, str]:
         """Groups whose channels the narrowest network puts elsewhere than the plan thinks."""
@@ -235,11 +241,11 @@ def run(model: nn.Module, inputs: tuple[Any, ...]) -> Any:
         return model(*inputs)
 
 
-def run_in_training(model: nn.Module, inputs: tuple[Any, ...]) -> None:
+def run_in_training(model: nn.Module, inputs: tuple[Any, ...]) -> Any:
     """A pass in training mode that leaves the random state as it was; the model is changed."""
     model.train()
     with torch.no_grad(), torch.random.fork_rng(devices=_devices(model)):
-        model(*inputs)
+        return model(*inputs)
 
 
 def _devices(model: nn.Module) -> list[int]:
@@ -249,6 +255,11 @@ def _devices(model: nn.Module) -> list[int]:
 
 def shapes(output: Any) -> list[Any]:
     return [tuple(x.shape) if isinstance(x, Tensor) else x for x in tree_leaves(output)]
+
+
+def _of_one(found: list[Any]) -> list[Any]:
+    """Shapes without their first dimension, the batch."""
+    return [shape[1:] if isinstance(shape, tuple) else shape for shape in found]
 
 
 def difference(first: Any, second: Any) -> float:

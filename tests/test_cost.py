@@ -115,6 +115,63 @@ def test_einsum_of_three_is_counted_as_torch_works_it_out() -> None:
         assert aw.macs(model, config) == counted(extract_quietly(model, config), x[:1])
 
 
+def test_an_einsum_that_sums_nothing_is_not_counted() -> None:
+    """Torch multiplies entry by entry then, which is not counted elsewhere either."""
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Linear(6, 16), nn.Linear(16, 3)
+            self.rates = nn.Parameter(torch.randn(16, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.stem(x)
+            states = torch.einsum("bd,dn->bdn", y, self.rates).exp()
+            return self.head(torch.einsum("bdn,bd,bn->bd", states, y, states.mean(1)))
+
+    x = torch.randn(2, 6)
+    model = convert(Outer(), x)
+    for config in configurations(model):
+        assert aw.macs(model, config) == counted(extract_quietly(model, config), x[:1])
+
+
+@pytest.mark.parametrize("examples", [2, 3, 7, 16])
+def test_heads_merged_with_the_batch_are_those_of_one_example(examples: int) -> None:
+    """nn.MultiheadAttention multiplies all heads of all examples at once."""
+
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Linear(6, 32), nn.Linear(32, 3)
+            self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.stem(x)
+            return self.head(self.attention(y, y, y)[0])
+
+    x = torch.randn(examples, 5, 6)
+    model = convert(Attending(), x)
+    for config in configurations(model):
+        assert aw.macs(model, config) == counted(extract_quietly(model, config), x[:1])
+
+
+@pytest.mark.parametrize("examples", [2, 3])
+def test_queries_learned_for_a_batch_in_the_second_place(examples: int) -> None:
+    class Queries(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.queries = nn.Parameter(torch.randn(5, 16))
+            self.inner, self.head = nn.Linear(16, 8), nn.Linear(8, 4)
+            self.style = nn.Linear(6, 8)
+
+        def forward(self, z: Tensor) -> Tensor:
+            y = self.inner(self.queries[:, None].expand(-1, z.shape[0], -1))
+            return self.head(y + self.style(z)).transpose(0, 1)
+
+    plan = aw.plan(Queries(), torch.randn(examples, 6))
+    assert aw.macs(plan, 1.0) == 5 * (16 * 8 + 8 * 4) + 6 * 8
+
+
 @pytest.mark.parametrize("examples", [2, 16])
 def test_what_is_learned_counts_once_for_each_example_it_is_expanded_to(examples: int) -> None:
     class Constant(nn.Module):

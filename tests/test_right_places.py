@@ -158,6 +158,27 @@ def test_reshapes_of_training_are_rehearsed_too() -> None:
     assert_is_whole_with_zeros(model, original, x, True)
 
 
+def test_what_training_alone_returns_keeps_its_size() -> None:
+    """Features for a loss of their own: nothing that evaluation reads is unused."""
+
+    class Embedding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.embed, self.head = nn.Linear(6, 16), nn.Linear(16, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+            features = self.embed(self.stem(x).relu())
+            return (self.head(features), features) if self.training else self.head(features)
+
+    x = torch.randn(2, 6)
+    model = aw.slimmable(Embedding(), None, aw.WidthRange(0.25, 1.0, 2), example_input=x)
+    plan = aw.plan_of(model)
+    assert "in training the output has shape [(2, 3), (2, 2)]" in str(plan.group("embed").fixed)
+    assert plan.can_narrow("stem")
+    with aw.at_width(model, 0.25):
+        assert model.train()(x)[1].shape == (2, 8)
+
+
 def test_a_plan_notes_cuts_inside_units() -> None:
     """Of three units of four channels, two are cut elsewhere than three are."""
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch.fx import Node
 
 from anywidth.groups import AttributeSlot, Axis, ChannelGroup, CostTerm, Plan, Segment
-from anywidth.trace.attributes import attribute_slots
+from anywidth.trace.attributes import attribute_slots, divide
 from anywidth.trace.solver import Pieces, TracedAxis
 from anywidth.trace.value import Context, Traced
 
@@ -56,8 +56,9 @@ def build_plan(context: Context, tensors: dict[str, Traced]) -> tuple[Plan, Gues
     def cost_of(layer: str, factor: int, axes: Sequence[Pieces], is_batched: bool) -> CostTerm:
         kept = [(axis, axis_of(axis)) for axis in axes]
         whole = math.prod(solver.size(solver.expand(a)) for a, segments in kept if segments is None)
-        once = factor * whole // (context.batch if is_batched else 1)
-        return CostTerm(layer, once, tuple(s for _, s in kept if s is not None))
+        elastic = [segments for _, segments in kept if segments is not None]
+        examples = context.batch if is_batched else 1
+        return CostTerm(layer, *_once_an_example(factor * whole, elastic, examples))
 
     axes = {name: tuple(axis_of(a) for a in value.axes) for name, value in tensors.items()}
     bound = dict.fromkeys(
@@ -89,6 +90,26 @@ def build_plan(context: Context, tensors: dict[str, Traced]) -> tuple[Plan, Gues
         if any(axis is not None for _, axes in results for axis in axes)
     }
     return plan, narrowing
+
+
+def _once_an_example(
+    factor: int, axes: list[tuple[Segment, ...]], examples: int
+) -> tuple[int, tuple[tuple[Segment, ...], ...]]:
+    """What a product of whole batches takes for one example.
+
+    A reshape may have merged the batch into an elastic axis: heads of all examples, say.
+    """
+    rest = examples // math.gcd(factor, examples)
+    factor //= examples // rest
+    for place, axis in enumerate(axes):
+        merged = len(axis) // rest
+        if axis == axis[:merged] * rest:
+            part: tuple[Segment, ...] | None = axis[:merged]
+        else:
+            part = divide(axis, rest)
+        if part is not None:
+            return factor, (*axes[:place], part, *axes[place + 1 :])
+    return factor // rest, tuple(axes)
 
 
 def _layers_by_variable(

@@ -86,14 +86,17 @@ def _spelled_out(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
 def _products(terms: Sequence[str], right: str) -> list[list[str]]:
     """The letters of each product of two, from left to right as torch works it out.
 
-    What one factor alone has and nothing asks for later is summed before.
+    What one factor alone has and nothing asks for later is summed before. Where nothing is summed
+    over, entries are multiplied one by one, which is not counted elsewhere either.
     """
     found = []
     done = terms[0]
     for number, term in enumerate(terms[1:], 2):
         later = {*right, *"".join(terms[number:])}
         both = dict.fromkeys(done + term)
-        found.append([x for x in both if x in later or (x in done and x in term)])
+        letters = [x for x in both if x in later or (x in done and x in term)]
+        if not later.issuperset(letters):
+            found.append(letters)
         done = "".join(x for x in both if x in later)
     return found
 

@@ -97,14 +97,13 @@ class Walk:
         """Whether an operation makes something for each example: a first state, learned queries."""
         shapes = shapes_of(node.meta.get("val"))
         read = [shape for n in node.all_input_nodes for shape in shapes_of(n.meta.get("val"))]
-        if op_name(node.target) not in ("expand", "repeat") and read:
-            return False
         batch = self.context.batch
-        before = read[0] if read else ()
-        return any(
-            shape[:1] == (batch,) and (len(shape) > len(before) or before[0] != batch)
-            for shape in shapes
-        )
+        if not read:
+            return any(shape[:1] == (batch,) for shape in shapes)
+        if op_name(node.target) not in ("expand", "repeat"):
+            return False
+        before = (1,) * (len(shapes[0]) - len(read[0])) + read[0]
+        return any(old != new == batch for old, new in zip(before, shapes[0], strict=True))
 
     def _enter(self, inner: GraphModule, arguments: Sequence[Any]) -> Any:
         inputs = inner.graph.find_nodes(op="placeholder")
