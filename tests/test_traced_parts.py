@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from agreement import assert_agrees, convert, stir
+from agreement import assert_agrees, assert_gradients, convert, stir
 from test_cost import counted
 from torch import Tensor, nn
 
@@ -94,6 +94,31 @@ def test_a_buffer_that_only_training_reads_follows() -> None:
     model = convert(Tracked(), torch.randn(2, 8))
     aw.set_width(model, 0.5)
     assert model.average.shape == (8,)
+
+
+def test_a_buffer_that_training_writes_into_after_a_concatenation() -> None:
+    """Its active part would be a copy, and what is written there lost."""
+
+    class Joined(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Linear(8, 16), nn.Linear(16, 2)
+            self.left, self.right = nn.Linear(16, 8), nn.Linear(16, 8)
+            self.register_buffer("average", torch.zeros(16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            y = torch.cat([self.left(x), self.right(x)], 1)
+            if self.training:
+                self.average.lerp_(y.detach().mean(0), 0.1)
+            return self.head(y - self.average)
+
+    x = torch.randn(2, 8)
+    model = convert(Joined(), x)
+    plan = aw.plan_of(model)
+    assert [group.name for group in plan.elastic()] == ["stem"]
+    assert plan.group("left").fixed == "joined with others in average, where training writes"
+    assert_gradients(model, plan.narrowest, x)
 
 
 # ---- regions with other settings ---------------------------------------------------------------

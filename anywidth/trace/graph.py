@@ -68,10 +68,10 @@ def plan(model: nn.Module, example_input: Any) -> Plan:
     if context.moving:
         places = ", ".join(dict.fromkeys(context.moving))
         found.notes.append(f"{places}: later parts are other channels at other widths")
-    found.notes += [
-        f"all widths update the one {name} in training, and calibrate() leaves it as it is"
-        for name in _shared_in_training(model, inputs, found, graphs)
-    ]
+    for name in _shared_in_training(model, inputs, found, graphs):
+        note = f"all widths update the one {name} in training, and calibrate() leaves it as it is"
+        found.notes.append(note)
+        _keep_written(found, name)
     hints = getattr(model, "width_hints", None)
     if hints is not None:
         hints(found)
@@ -167,6 +167,17 @@ def _shared_in_training(
     except Exception:
         return []  # what cannot be exported cannot be looked at
     return sorted(updated_buffers(model, training).intersection(narrow))
+
+
+def _keep_written(found: Plan, name: str) -> None:
+    """Fixes what follows several stretches of a buffer that training writes into.
+
+    Its active part is a copy then, and what is written there would be lost.
+    """
+    for axis in found.tensors[name]:
+        for segment in axis if axis is not None and len(axis) > 1 else ():
+            if found.can_narrow(segment.group):
+                found.pin(segment.group, f"joined with others in {name}, where training writes")
 
 
 def _described(argument: Any) -> Example:
