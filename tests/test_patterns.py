@@ -45,6 +45,20 @@ class ChannelScale(nn.Module):
         return x * self.scale
 
 
+class OwnLayerNorm(nn.Module):
+    """As ConvNeXt has it: the shape is the module's, the operation torch's."""
+
+    def __init__(self, shape: int | tuple[int]) -> None:
+        super().__init__()
+        self.weight, self.normalized_shape = nn.Parameter(torch.rand(16)), shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = self.normalized_shape
+        shape = (shape,) if isinstance(shape, int) else shape
+        y = nn.functional.layer_norm(x.movedim(1, -1), shape, self.weight)
+        return y.movedim(-1, 1)
+
+
 class ChunkThenCat(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -105,6 +119,8 @@ PATTERNS = {
         (2, 3),
     ),
     "weight_norm_hook": (lambda: weight_norm_net(hook_weight_norm), (2, 3)),
+    "own_layer_norm": (lambda: Between(OwnLayerNorm((16,)), 16, 16), (1, 2)),
+    "own_layer_norm_of_a_number": (lambda: Between(OwnLayerNorm(16), 16, 16), (1, 2)),
     "pixel_shuffle": (lambda: Between(nn.PixelShuffle(2), 32, 8), (1, 2)),
     "pixel_unshuffle": (lambda: Between(nn.PixelUnshuffle(2), 8, 32), (1, 2)),
     "channel_shuffle": (lambda: Between(nn.ChannelShuffle(2), 16, 16), (1, 2)),

@@ -158,6 +158,34 @@ def test_reshapes_of_training_are_rehearsed_too() -> None:
     assert_is_whole_with_zeros(model, original, x, True)
 
 
+class Neighbours(nn.Module):
+    """Attention to channels by a convolution over them."""
+
+    def __init__(self, joined: bool = False) -> None:
+        super().__init__()
+        self.joined = joined
+        self.left, self.right = nn.Conv2d(3, 16, 1), nn.Conv2d(3, 16, 1)
+        self.over, self.head = nn.Conv1d(1, 1, 5, padding=2, bias=False), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, z = self.left(x), self.right(x)
+        y = torch.cat([y, z], 1) if self.joined else y * z
+        y = y * self.over(y.mean((2, 3))[:, None])[:, 0, :, None, None]
+        head: Tensor = self.head(y[:, :16] + y[:, 16:] if self.joined else y)
+        return head
+
+
+def test_a_convolution_over_channels() -> None:
+    x = torch.randn(2, 3, 4, 4)
+    model, original = converted(Neighbours(), x, 1)
+    assert aw.plan_of(model).elastic_layers() == (2, 4)
+    assert_agrees(model, x)
+    assert_is_whole_with_zeros(model, original, x)
+    # Where one part ends, the next would be nearer than it is in the whole network.
+    fixed = aw.plan(Neighbours(joined=True), x).group("left").fixed
+    assert fixed == "convolved over in over"
+
+
 def test_what_training_alone_returns_keeps_its_size() -> None:
     """Features for a loss of their own: nothing that evaluation reads is unused."""
 

@@ -60,6 +60,24 @@ PASSING = {
     "float": lambda x: x.float().relu().to(torch.float32),
     "normalize": nn.functional.normalize,
     "empty_slice": lambda x: torch.cat([x[:, :0], x], 1),
+    "repeat": lambda x: x.mean((0, 2, 3), keepdim=True).repeat(1, 1, 1, 4) + x[..., :2].tile(1, 2),
+    "repeat_channels": lambda x: x.repeat(1, 2, 1, 1).unflatten(1, (2, -1)).sum(1),
+    "repeat_interleave": lambda x: x.repeat_interleave(3, 1).unflatten(1, (-1, 3)).sum(2),
+    "broadcast_tensors": lambda x: sum(torch.broadcast_tensors(x, x.mean(1, keepdim=True))),
+    "patches": lambda x: nn.functional.fold(nn.functional.unfold(x, 2), 4, 2),
+    "windows": lambda x: x.unfold(2, 2, 1).sum(-1),
+    "unpool": lambda x: nn.functional.max_unpool2d(
+        *nn.functional.max_pool2d(x, 2, return_indices=True), 2),
+    "grid_sample": lambda x: nn.functional.grid_sample(
+        x, torch.zeros(x.shape[0], 5, 5, 2), align_corners=False),
+    "fourier": lambda x: torch.fft.irfft2(torch.fft.rfft2(x) * 2, s=x.shape[2:]),
+    "complex": lambda x: torch.view_as_real(
+        torch.view_as_complex(x.unflatten(3, (2, 2))) * 1j).flatten(3),
+    "similarity": lambda x: x * nn.functional.cosine_similarity(x, x.flip(2), 1)[:, None],
+    "distance": lambda x: x * nn.functional.pairwise_distance(x.mT, x.mT + 1, keepdim=True),
+    "chosen_positions": lambda x: x.index_select(2, torch.tensor([1, 0])),
+    "mean_and_variance": lambda x: torch.div(*torch.var_mean(x, 1, keepdim=True)) + x,
+    "masks": lambda x: x * ((x < 1) & (x > -1) | x.isfinite()),
     "squeeze": lambda x: x.mean((2, 3), keepdim=True).squeeze(-1).squeeze(-1)[..., None, None],
 }  # fmt: skip
 
@@ -77,6 +95,10 @@ FIXING = {
             torch.einsum("bchw,bdhw->bcdhw", x, x).flatten(1, 2).unflatten(1, (16, 16)).sum(2)
         ),
         "merged with other channels by flatten",
+    ),
+    "more_often": (
+        lambda x: x[:, :4].repeat(1, x.shape[1] // 4, 1, 1),
+        "sliced to 4 of 16 by slice",
     ),
     "constant": (lambda x: x + torch.arange(16.0).view(1, 16, 1, 1), "axis of constant size"),
 }

@@ -219,6 +219,24 @@ class Decoder(nn.Module):
         return self.head(self.decoder(self.stem(x), self.stem(memory)))
 
 
+class Queries(nn.Module):
+    """Positions of two parts, so that the width of `nn.Transformer` is that of two groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(8, 32), nn.Linear(32, 5)
+        self.rows = nn.Parameter(torch.randn(7, 16))
+        self.columns = nn.Parameter(torch.randn(7, 16))
+        self.queries = nn.Parameter(torch.randn(4, 32))
+        self.transformer = nn.Transformer(32, 4, 1, 1, 64, batch_first=True)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        asked = self.queries.repeat(x.shape[0], 1, 1)
+        x = self.stem(x + memory.mean(1, keepdim=True))
+        x = x + torch.cat([self.rows, self.columns], 1)
+        return self.head(self.transformer(x, asked))
+
+
 class PaddedEncoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -235,6 +253,7 @@ ATTENDING = {
     "padded": (Attending, MASK, (3, 4)),
     "cross": (CrossAttending, torch.randn(2, 9, 8), (3, 4)),
     "decoder": (Decoder, torch.randn(2, 9, 8), (13, 14)),
+    "queries": (Queries, torch.randn(2, 9, 8), (11, 12)),
     "padded_encoder": (PaddedEncoder, MASK, (9, 10)),
 }
 

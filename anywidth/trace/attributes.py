@@ -30,6 +30,8 @@ def attribute_slots(model: nn.Module, tensors: dict[str, tuple[Axis, ...]]) -> l
     held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     shared = {id(held[name]): axes for name, axes in tensors.items() if name in held}
     for path, module in model.named_modules():
+        if isinstance(module, nn.Transformer):
+            slots += _transformer_slots(path, module, tensors)
         # A tied weight has one name, which is not every owner's.
         axes = _weight_axes(path, tensors) or shared.get(id(module._parameters.get("weight")))
         if axes is None:
@@ -51,6 +53,17 @@ def attribute_slots(model: nn.Module, tensors: dict[str, tuple[Axis, ...]]) -> l
             if groups is not None:
                 slots.append(AttributeSlot(path, "num_groups", groups))
     return slots
+
+
+def _transformer_slots(
+    path: str, module: nn.Transformer, tensors: dict[str, tuple[Axis, ...]]
+) -> list[AttributeSlot]:
+    """It checks its inputs by a size of its own, which is that of all its attention."""
+    for inner, attention in module.named_modules(prefix=path):
+        if isinstance(attention, nn.MultiheadAttention):
+            width = tensors.get(f"{inner}.out_proj.weight", (None,))[0]
+            return [] if width is None else [AttributeSlot(path, "d_model", width)]
+    return []
 
 
 def _convolution_slots(path: str, module: Any, axes: tuple[Axis, ...]) -> list[AttributeSlot]:

@@ -26,7 +26,7 @@ def nothing(context: Context, a: Arguments) -> None:
 def along_dims(context: Context, a: Arguments) -> Traced:
     """Moves entries along some dimensions, which therefore stay as they are."""
     for dim in a.dims or range(len(a.self.axes)):
-        context.solver.fix(a.self.axes[dim], f"reordered by {context.op} in {context.layer}")
+        context.solver.fix(a.self.axes[dim], f"reordered by {context.place}")
     return context.output([context.live(axis) for axis in a.self.axes])
 
 
@@ -54,6 +54,37 @@ def spatial(context: Context, a: Arguments) -> Any:
             context.solver.fix(axis, f"pooled or resized over in {context.op}")
             axes.append(None)
     return context.outputs(axes)
+
+
+def unpool(context: Context, a: Arguments) -> Any:
+    """What was pooled elsewhere says where each channel's entries go back."""
+    context.broadcast([a.self, a.indices], a.self.shape)
+    return spatial(context, a)
+
+
+def grid_sample(context: Context, a: Arguments) -> Traced:
+    context.fix_all([a.grid], f"positions to read in {context.place}")
+    positions = [None] * (len(a.input.shape) - 2)
+    return context.output([*map(context.live, a.input.axes[:2]), *positions])
+
+
+def transform(context: Context, a: Arguments) -> Traced:
+    """A Fourier transform: every entry along its dimensions depends on all others."""
+    dims = range(len(a.self.shape)) if a.dim is None else a.dim
+    axes = [context.live(axis) for axis in a.self.axes]
+    for dim in [dims] if isinstance(dims, int) else dims:
+        context.solver.fix(axes[dim], f"transformed by {context.place}")
+        axes[dim] = None
+    return context.output(axes)
+
+
+def compare(context: Context, a: Arguments) -> Traced:
+    """Two tensors compared along one dimension, which is gone then."""
+    shape = tuple(map(max, zip(a.x1.shape, a.x2.shape, strict=True)))
+    axes = context.broadcast([a.x1, a.x2], shape)
+    dim = getattr(a, "dim", -1) % len(shape)
+    kept = [None] if getattr(a, "keepdim", False) else []
+    return context.output([*axes[:dim], *kept, *axes[dim + 1 :]])
 
 
 def spatial_rank(op: str) -> int:

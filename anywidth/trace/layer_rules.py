@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace as Arguments
 
+from torch import nn
+
 from anywidth.trace.solver import TracedAxis
 from anywidth.trace.value import Context, Traced, shape_of
 
@@ -45,8 +47,9 @@ def _convolve(context: Context, a: Arguments, transposed: bool) -> Traced:
     made = context.live(made)
     result = list(a.input.axes)
     for i in range(channel_axis + 1, len(result)):
-        solver.fix(result[i], f"convolved over in {context.layer}")
-        result[i] = None
+        if not _keeps_size(context, a, i, i - channel_axis - 1):
+            solver.fix(result[i], f"convolved over in {context.layer}")
+            result[i] = None
     result[channel_axis] = made
     value = context.output(result)
     # Each output of a convolution meets the whole kernel; of a transposed one, each input.
@@ -61,6 +64,16 @@ def _convolve(context: Context, a: Arguments, transposed: bool) -> Traced:
         context.made.append(made)
     context.is_foldable = weight.scale_name is not None
     return value
+
+
+def _keeps_size(context: Context, a: Arguments, dim: int, place: int) -> bool:
+    """Whether a convolution over a dimension leaves the first entries the first.
+
+    So it does to channels where it pads with zeros: those that are left out are zeros too.
+    """
+    is_moving = a.stride[place if len(a.stride) > 1 else 0] > 1
+    pieces = context.solver.expand(a.input.axes[dim] or ())
+    return not is_moving and shape_of(context.meta)[dim] == a.input.shape[dim] and len(pieces) == 1
 
 
 def linear(context: Context, a: Arguments) -> Traced:
@@ -120,7 +133,8 @@ def layer_norm(context: Context, a: Arguments) -> Traced:
         if tensor is not None:
             for i in range(count):
                 context.unify(a.input.axes[i - count], tensor.axes[i])
-    if a.weight is None:
+    module = context.model.get_submodule(context.layer)
+    if a.weight is None or not isinstance(module, nn.LayerNorm | nn.RMSNorm):
         for i in range(count):
             context.attribute("normalized_shape", context.live(a.input.axes[i - count]), i)
     return context.output([context.live(axis) for axis in a.input.axes])

@@ -150,9 +150,9 @@ class Context:
 
     def attribute(self, name: str, axis: TracedAxis, place: int | None = None) -> None:
         """Lets an attribute of the present module follow an axis, if the module has it."""
-        module = self.model.get_submodule(self.layer)
-        if axis is not None and name in vars(module):
-            self.bind(self.layer, name, axis, place)
+        held = vars(self.model.get_submodule(self.layer)).get(name)
+        if axis is not None and held is not None:
+            self.bind(self.layer, name, axis, None if isinstance(held, int) else place)
 
     def bind(self, path: str, name: str, axis: Pieces, place: int | None = None) -> None:
         """Has an attribute follow an axis, and all axes it follows shrink together.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import SimpleNamespace as Arguments
 
 from anywidth.trace.solver import TracedAxis
@@ -49,35 +48,6 @@ def unsqueeze(context: Context, a: Arguments) -> Traced:
     axes = list(a.self.axes)
     axes.insert(a.dim % (len(axes) + 1), None)
     return context.output(axes)
-
-
-def expand(context: Context, a: Arguments) -> Traced:
-    shape = shape_of(context.meta)
-    if isinstance(getattr(a, "other", None), Traced):
-        return context.output(context.broadcast([a.self, a.other], shape))
-    axes = context.broadcast([a.self], shape)
-    if context.misreading() is None:
-        old = (1,) * (len(shape) - len(a.self.shape)) + a.self.shape
-        for i, size in enumerate(shape):
-            if old[i] == 1 < size:
-                axes[i] = _known_size(context, size, axes)
-    return context.output(axes)
-
-
-def _known_size(context: Context, size: int, others: Sequence[TracedAxis]) -> TracedAxis:
-    """The axis that an attribute of the module around follows, if it has this size.
-
-    Not one that the tensor has already: what is repeated then is something else.
-    """
-    expand = context.solver.expand
-    taken = {variable for axis in others for variable, _ in expand(axis or ())}
-    for path, _, axis, _ in context.attributes:
-        pieces = expand(axis)
-        is_other = taken.isdisjoint(variable for variable, _ in pieces)
-        if path == context.layer and is_other and context.solver.size(pieces) == size:
-            context.guess()
-            return pieces
-    return None
 
 
 def cat(context: Context, a: Arguments) -> Traced:
@@ -141,7 +111,7 @@ def unbind(context: Context, a: Arguments) -> list[Traced]:
 
 def select(context: Context, a: Arguments) -> Traced:
     dim = a.dim % len(a.self.shape)
-    context.solver.fix(a.self.axes[dim], f"indexed by {context.op} in {context.layer}")
+    context.solver.fix(a.self.axes[dim], f"indexed by {context.place}")
     return context.output([context.live(x) for i, x in enumerate(a.self.axes) if i != dim])
 
 
@@ -158,7 +128,7 @@ def slice_(context: Context, a: Arguments) -> Traced:
             context.guess()
             axes[dim] = context.equal_parts(axis, full // kept)[start // kept]
         else:
-            context.solver.fix(axis, f"sliced to {kept} of {full} in {context.layer}")
+            context.solver.fix(axis, f"sliced to {kept} of {full} by {context.place}")
     return context.output(axes)
 
 
@@ -166,20 +136,38 @@ def index(context: Context, a: Arguments) -> Traced:
     indexed = [i for i, tensor in enumerate(a.indices) if tensor is not None]
     context.fix_all(a.indices, "is used as an index")
     for i in indexed:
-        context.solver.fix(a.self.axes[i], f"indexed by {context.op} in {context.layer}")
+        context.solver.fix(a.self.axes[i], f"indexed by {context.place}")
     if indexed != list(range(indexed[0], indexed[-1] + 1)):
-        context.fix_all([a.self], f"indexed by {context.op} in {context.layer}")
+        context.fix_all([a.self], f"indexed by {context.place}")
         return context.output([None] * len(shape_of(context.meta)))
     rank = max(len(a.indices[i].shape) for i in indexed)
     axes = [context.live(axis) for axis in a.self.axes]
     return context.output([*axes[: indexed[0]], *[None] * rank, *axes[indexed[-1] + 1 :]])
 
 
+def index_select(context: Context, a: Arguments) -> Traced:
+    axes = [context.live(axis) for axis in a.self.axes]
+    context.fix_all([a.index], "is used as an index")
+    context.solver.fix(axes[a.dim], f"indexed by {context.place}")
+    axes[a.dim] = None
+    return context.output(axes)
+
+
+def as_complex(context: Context, a: Arguments) -> Traced:
+    """The last dimension, of size 2, becomes the two parts of a number."""
+    context.solver.fix(a.self.axes[-1], f"two parts of a number in {context.place}")
+    return context.output([context.live(axis) for axis in a.self.axes[:-1]])
+
+
+def as_real(context: Context, a: Arguments) -> Traced:
+    return context.output([*map(context.live, a.self.axes), None])
+
+
 def pad(context: Context, a: Arguments) -> Traced:
     axes = [context.live(axis) for axis in a.self.axes]
     for i in range(len(a.pad) // 2):
         if a.pad[2 * i] or a.pad[2 * i + 1]:
-            context.solver.fix(axes[-1 - i], f"padded by {context.op} in {context.layer}")
+            context.solver.fix(axes[-1 - i], f"padded by {context.place}")
             axes[-1 - i] = None
     return context.output(axes)
 
