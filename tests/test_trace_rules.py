@@ -96,6 +96,13 @@ FIXING = {
         ),
         "merged with other channels by flatten",
     ),
+    "first_channel": (lambda x: x * x[:, :1], "sliced to 1 of 16 by slice"),
+    "uneven_groups": (
+        lambda x: nn.functional.group_norm(torch.cat([x, x[:, : x.shape[1] // 2]], 1), 2)[
+            :, : x.shape[1]
+        ],
+        "cut inside a unit by",
+    ),
     "more_often": (
         lambda x: x[:, :4].repeat(1, x.shape[1] // 4, 1, 1),
         "sliced to 4 of 16 by slice",

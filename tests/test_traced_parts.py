@@ -52,6 +52,23 @@ def test_a_filter_bank_stays_whole(norm: nn.Module) -> None:
     assert_agrees(model, x)
 
 
+def test_bags_of_an_embedding_narrow() -> None:
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bags, self.layer = nn.EmbeddingBag(10, 16), nn.Linear(8, 16)
+            self.head = nn.Linear(16, 2)
+
+        def forward(self, x: Tensor, indices: Tensor) -> Tensor:
+            return self.head(self.layer(x) * self.bags(indices))
+
+    inputs = torch.randn(2, 8), torch.randint(10, (2, 3))
+    model = convert(Bags(), inputs)
+    assert aw.extract(model, 0.5).bags.embedding_dim == 8
+    assert not aw.plan_of(model).notes
+    assert_agrees(model, *inputs)
+
+
 @pytest.mark.parametrize("kind", ["layer", "embedding", "product", "einsum"])
 def test_a_buffer_follows_the_channels_that_weights_make(kind: str) -> None:
     class Centred(nn.Module):

@@ -17,7 +17,7 @@ _SIZES: list[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str, int]] = [
     (_TRANSPOSED, "in_channels", 0),
     (nn.Linear, "out_features", 0),
     (nn.Linear, "in_features", 1),
-    (nn.Embedding, "embedding_dim", 1),
+    ((nn.Embedding, nn.EmbeddingBag), "embedding_dim", 1),
     (nn.PReLU, "num_parameters", 0),
     (nn.GroupNorm, "num_channels", 0),
     (_NormBase, "num_features", 0),

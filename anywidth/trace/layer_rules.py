@@ -169,6 +169,17 @@ def embedding(context: Context, a: Arguments) -> Traced:
     return context.output([*a.indices.axes, context.live(a.weight.axes[1])])
 
 
+def embedding_bag(context: Context, a: Arguments) -> list[Traced]:
+    """Sums or means of entries; what it returns beside them is about indices."""
+    context.solver.fix(a.weight.axes[0], "entries of an embedding")
+    context.fix_all([a.indices, a.offsets, a.per_sample_weights], "is used as an index")
+    if context.is_learned(a.weight):
+        context.made.append(a.weight.axes[1])
+    bags, *others = context.meta
+    found = Traced(shape_of(bags), (None, context.live(a.weight.axes[1])))
+    return [found, *(Traced(shape_of(meta), (None,) * meta.dim()) for meta in others)]
+
+
 def weight_norm(context: Context, a: Arguments) -> Traced:
     # Over the whole weight (dim=None) the magnitude is one number.
     for size, g, v in zip(a.g.shape, a.g.axes, a.v.axes, strict=len(a.g.shape) > 0):

@@ -59,8 +59,13 @@ class Solver:
         for variable, _ in self.expand(axis or ()):
             self._fixed.setdefault(variable, reason)
 
-    def unify(self, first: TracedAxis, second: TracedAxis, reason: str) -> TracedAxis:
-        """Makes two axes of one size shrink together; `reason` is kept where one is constant."""
+    def unify(
+        self, first: TracedAxis, second: TracedAxis, reason: str, uneven: str = "cut inside a unit"
+    ) -> TracedAxis:
+        """Makes two axes of one size shrink together.
+
+        `reason` is kept where one is constant, `uneven` where one begins inside the other's units.
+        """
         if first is None or second is None:
             self.fix(first, reason)
             self.fix(second, reason)
@@ -80,8 +85,8 @@ class Solver:
                     left, right = left[1:], right[1:]
                     self._merge(a, m, b, n)
             except Unsplittable:
-                self.fix(first, reason)
-                self.fix(second, reason)
+                self.fix(first, uneven)
+                self.fix(second, uneven)
                 return None
         return self.expand(first)
 

@@ -86,6 +86,11 @@ class Context:
         """Why the present operation keeps an axis from narrowing."""
         return f"meets an axis of constant size in {self.place}"
 
+    @property
+    def uneven(self) -> str:
+        """Why an axis stays that the present operation would cut where no channel ends."""
+        return f"cut inside a unit by {self.place}"
+
     def output(self, axes: Sequence[TracedAxis]) -> Traced:
         """The present operation's result, its shape read from the graph."""
         shape = shape_of(self.meta)
@@ -98,7 +103,7 @@ class Context:
         return [dataclasses.replace(self, meta=meta).output(axes) for meta in self.meta]
 
     def unify(self, first: TracedAxis, second: TracedAxis) -> TracedAxis:
-        return self.solver.unify(first, second, self.reason)
+        return self.solver.unify(first, second, self.reason, self.uneven)
 
     def fix_all(self, values: Sequence[Any], reason: str) -> None:
         for value in values:
@@ -194,7 +199,7 @@ class Context:
             if len(pieces) == 1 and pieces[0][1] % count == 0:
                 self.moving.append(self.place)
                 return [((pieces[0][0], pieces[0][1] // count),)] * count
-            self.solver.fix(axis, f"cut inside a unit by {self.place}")
+            self.solver.fix(axis, self.uneven)
             return [None] * count
         for part in parts[1:]:
             self.unify(parts[0], part)

@@ -124,7 +124,7 @@ def slice_(context: Context, a: Arguments) -> Traced:
         axes[dim] = None
         start = (a.start or 0) % full
         is_row = getattr(a, "step", 1) == 1 and context.misreading() is None
-        if is_row and full % kept == 0 and start % kept == 0:
+        if is_row and kept > 1 and full % kept == 0 and start % kept == 0:
             context.guess()
             axes[dim] = context.equal_parts(axis, full // kept)[start // kept]
         else:

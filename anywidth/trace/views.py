@@ -130,7 +130,7 @@ def _split(
     try:
         parts = solver.cut(axis, [sizes[place] * after] * before)
     except Unsplittable:
-        solver.fix(axis, f"cut inside a unit by {context.place}")
+        solver.fix(axis, context.uneven)
         return place, None
     found = solver.new(sizes[place])
     for part in parts:
