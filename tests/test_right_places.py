@@ -8,9 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from agreement import assert_agrees, assert_is_whole_with_zeros, convert
+from test_cost import counted
 from torch import Tensor, nn
 
 import anywidth as aw
+from anywidth.extraction import extract_quietly
 
 WORDS = (2, 5, 6)
 
@@ -184,6 +186,70 @@ def test_a_convolution_over_channels() -> None:
     # Where one part ends, the next would be nearer than it is in the whole network.
     fixed = aw.plan(Neighbours(joined=True), x).group("left").fixed
     assert fixed == "convolved over in over"
+
+
+class Modulated(nn.Module):
+    """A weight for each example: all of them in one convolution, a group each."""
+
+    def __init__(self, transposed: bool) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 16, 1), nn.Conv2d(24, 4, 1)
+        self.style, self.weight = nn.Linear(5, 16), nn.Parameter(torch.randn(24, 16, 3, 3))
+        self.transposed = transposed
+
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        y = self.stem(x)
+        b, c, h, w = y.shape
+        weight = self.weight * self.style(z).view(b, 1, c, 1, 1)
+        together = y.reshape(1, b * c, h, w)
+        if self.transposed:
+            weight = weight.transpose(1, 2).reshape(b * c, -1, 3, 3)
+            y = F.conv_transpose2d(together, weight, padding=1, groups=b)
+        else:
+            y = F.conv2d(together, weight.view(-1, c, 3, 3), padding=1, groups=b)
+        head: Tensor = self.head(y.view(b, -1, h, w))
+        return head
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("examples", [2, 3])
+def test_a_group_for_each_example(transposed: bool, examples: int) -> None:
+    inputs = torch.randn(examples, 3, 4, 4), torch.randn(examples, 5)
+    model, original = converted(Modulated(transposed), inputs, 2)
+    assert aw.plan_of(model).elastic_layers() == (3, 4)
+    assert_agrees(model, *inputs)
+    assert_is_whole_with_zeros(model, original, *inputs)
+    small = extract_quietly(model, 0.5)
+    assert aw.macs(model, 0.5) == counted(small, *(x[:1] for x in inputs))
+
+
+class GroupedTwice(nn.Module):
+    """Both groups read the same channels, so both narrow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 4, 1)
+        self.grouped = nn.Conv2d(32, 24, 1, groups=2)
+        self.back = nn.ConvTranspose2d(48, 16, 2, 2, groups=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stem(x)
+        y = self.grouped(torch.cat([y, y.relu()], 1))
+        head: Tensor = self.head(self.back(torch.cat([y, -y], 1)))
+        return head
+
+
+def test_groups_that_read_the_same_channels() -> None:
+    x = torch.randn(2, 3, 4, 4)
+    model, original = converted(GroupedTwice(), x, 2)
+    assert aw.plan_of(model).elastic_layers() == (3, 4)
+    assert_agrees(model, x)
+    assert_is_whole_with_zeros(model, original, x)
+    small = extract_quietly(model, 0.5)
+    assert aw.macs(model, 0.5) == counted(small, x[:1])
+    assert (small.grouped.in_channels, small.grouped.out_channels) == (16, 12)
+    assert (small.back.in_channels, small.back.out_channels) == (24, 8)
+    assert small.grouped.groups == small.back.groups == 2
 
 
 def test_what_training_alone_returns_keeps_its_size() -> None:

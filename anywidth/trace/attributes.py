@@ -69,8 +69,10 @@ def _transformer_slots(
 def _convolution_slots(path: str, module: Any, axes: tuple[Axis, ...]) -> list[AttributeSlot]:
     transposed = isinstance(module, _TRANSPOSED)
     other = "out_channels" if transposed else "in_channels"
+    if axes[1] is not None:  # all groups narrow, or the only one
+        return [AttributeSlot(path, other, axes[1] * module.groups)]
     if module.groups == 1:
-        return [] if axes[1] is None else [AttributeSlot(path, other, axes[1])]
+        return []
     own, across = module.out_channels, module.in_channels
     if transposed:
         own, across = across, own

@@ -25,10 +25,10 @@ def _convolve(context: Context, a: Arguments, transposed: bool) -> Traced:
         solver.fix(axis, "size of a convolution kernel")
     channel_axis = len(a.input.shape) - (len(weight.shape) - 1)
     read = a.input.axes[channel_axis]
-    in_axis, out_axis = (0, 1) if transposed else (1, 0)
-    made = weight.axes[out_axis]
-    if a.groups == 1:
-        _read(context, read, weight, in_axis)
+    in_axis = 0 if transposed else 1
+    is_narrow_inside = a.groups == 1 or _repeats(context, read, a.groups)
+    if is_narrow_inside:
+        made = _read_groups(context, read, weight, a.groups, transposed)
         if weight.scale_name is not None:
             context.inputs[weight.scale_name] = in_axis
     else:
@@ -57,13 +57,41 @@ def _convolve(context: Context, a: Arguments, transposed: bool) -> Traced:
     if transposed:
         lead = (*a.input.axes[:channel_axis], context.live(read))
         counted = Traced(a.input.shape, (*lead, *result[channel_axis + 1 :]))
-    inner = context.live(weight.axes[1]) if a.groups == 1 else None
+    inner = context.live(weight.axes[1]) if is_narrow_inside else None
     context.cost(counted, [(weight.shape[1], inner)], times=math.prod(weight.shape[2:]))
     context.makers.append((_owner(context, weight), made))
     if context.is_learned(weight):
         context.made.append(made)
     context.is_foldable = weight.scale_name is not None
     return value
+
+
+def _repeats(context: Context, axis: TracedAxis, times: int) -> bool:
+    """Whether an axis is the same channels again and again, as those of all examples are.
+
+    Then every group of a convolution narrows, and none goes.
+    """
+    pieces = context.solver.expand(axis or ())
+    count = len(pieces) // times
+    return count > 0 and pieces == pieces[:count] * times
+
+
+def _read_groups(
+    context: Context, read: TracedAxis, weight: Traced, groups: int, transposed: bool
+) -> TracedAxis:
+    """Ties what each group reads to the weight; returns the axis that all of them make."""
+    if groups == 1:
+        _read(context, read, weight, 0 if transposed else 1)
+        return weight.axes[1 if transposed else 0]
+    pieces = context.solver.expand(read or ())
+    if transposed:
+        context.unify(read, weight.axes[0])
+        made = context.live(weight.axes[1])
+    else:
+        context.unify(pieces[: len(pieces) // groups], weight.axes[1])
+        outputs = context.live(weight.axes[0])
+        made = None if outputs is None else context.equal_parts(outputs, groups)[0]
+    return None if made is None else made * groups
 
 
 def _keeps_size(context: Context, a: Arguments, dim: int, place: int) -> bool:
