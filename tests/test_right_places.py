@@ -188,6 +188,25 @@ def test_a_convolution_over_channels() -> None:
     assert fixed == "convolved over in over"
 
 
+def test_positions_of_a_learned_picture_stay() -> None:
+    class Picture(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.picture = nn.Parameter(torch.randn(1, 16, 8, 8))
+            self.conv, self.style = nn.Conv2d(16, 16, 3, padding=1), nn.Linear(5, 16)
+            self.head = nn.Linear(16, 3)
+
+        def forward(self, z: Tensor) -> Tensor:
+            picture = self.conv(self.picture).relu().mean((2, 3))
+            head: Tensor = self.head(picture * self.style(z))
+            return head
+
+    z = torch.randn(2, 5)
+    model, original = converted(Picture(), z, 2)
+    assert extract_quietly(model, 0.5).picture.shape == (1, 8, 8, 8)
+    assert_is_whole_with_zeros(model, original, z)
+
+
 class Modulated(nn.Module):
     """A weight for each example: all of them in one convolution, a group each."""
 

@@ -95,13 +95,18 @@ def _read_groups(
 
 
 def _keeps_size(context: Context, a: Arguments, dim: int, place: int) -> bool:
-    """Whether a convolution over a dimension leaves the first entries the first.
+    """Whether a convolution over a dimension leaves the first channels there the first.
 
-    So it does to channels where it pads with zeros: those that are left out are zeros too.
+    So it does where it pads with zeros: those that are left out are zeros too. The positions of a
+    learned picture are no channels.
     """
-    is_moving = a.stride[place if len(a.stride) > 1 else 0] > 1
-    pieces = context.solver.expand(a.input.axes[dim] or ())
-    return not is_moving and shape_of(context.meta)[dim] == a.input.shape[dim] and len(pieces) == 1
+    expand = context.solver.expand
+    pieces = expand(a.input.axes[dim] or ())
+    made = {variable for axis in context.made for variable, _ in expand(axis or ())}
+    if len(pieces) != 1 or pieces[0][0] not in made:
+        return False
+    step = a.stride[place if len(a.stride) > 1 else 0]
+    return step == 1 and shape_of(context.meta)[dim] == a.input.shape[dim]
 
 
 def linear(context: Context, a: Arguments) -> Traced:
