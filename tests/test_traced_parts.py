@@ -195,6 +195,29 @@ def test_learned_tokens_before_others() -> None:
     assert_agrees(model, x)
 
 
+@pytest.mark.parametrize("merged", [False, True])
+def test_learned_tokens_are_no_channels(merged: bool) -> None:
+    """As many at every width, and they keep no reshape from letting channels narrow."""
+
+    class Prompts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Linear(6, 32), nn.Linear(32, 3)
+            self.tokens = nn.Parameter(torch.randn(1, 8, 32))
+            self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            tokens, x = self.tokens.expand(x.shape[0], -1, -1), self.stem(x)
+            asking = torch.cat([tokens, x], 1) if merged else tokens
+            return self.head(self.attention(asking, x, x, need_weights=False)[0].mean(1))
+
+    x = torch.randn(2, 5, 6)
+    model = convert(Prompts(), x)
+    assert aw.plan_of(model).elastic_layers() == (3, 4)
+    assert aw.extract(model, 0.5).tokens.shape == (1, 8, 16)
+    assert_agrees(model, x)
+
+
 def test_weight_norm_over_the_whole_weight() -> None:
     wrapped = nn.utils.parametrizations.weight_norm(nn.Linear(3, 16), dim=None)
     x = torch.randn(2, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from anywidth.trace.export import (
 from anywidth.trace.joins import joined_in_training, prologues
 from anywidth.trace.nodes import nodes_of
 from anywidth.trace.rehearsal import misread, narrowed_copy, rehearsal_config
+from anywidth.trace.solver import TracedAxis
 from anywidth.trace.value import Context, Misreading, Traced, shape_of
 from anywidth.trace.walk import run_rules
 from anywidth.width import ChannelConfig
@@ -113,9 +115,13 @@ def _trace(
 ) -> tuple[Context, Plan, Guesses]:
     """Runs the rules, and again with what a rehearsal shows as long as that is news."""
     known: dict[Node, Misreading] = {}
+    positions: frozenset[tuple[str, int]] = frozenset()
     while True:
-        context = Context(model, _batch_size(inputs), misread=known)
+        context = Context(model, _batch_size(inputs), misread=known, positions=positions)
         tensors = _run_all_rules(context, graphs)
+        if more := _positions(context, tensors):
+            positions |= more
+            continue
         found, guesses = build_plan(context, tensors)
         if not guesses:
             found.rehearsed = True
@@ -205,7 +211,10 @@ def _fresh_tensors(context: Context, graphs: dict[bool, Any]) -> dict[str, Trace
             if name is None or name in tensors:
                 continue
             shape = shape_of(node.meta["val"])
-            axes = tuple(context.solver.new(n) if n > 1 else None for n in shape)
+            axes = tuple(
+                context.solver.new(n) if n > 1 and (name, i) not in context.positions else None
+                for i, n in enumerate(shape)
+            )
             tensors[name] = Traced(shape, axes, scale_name=name)
             if name in idle:
                 context.fix_all([tensors[name]], "takes no part in the traced forward")
@@ -224,6 +233,26 @@ def _keep_constants(context: Context, tensors: dict[str, Traced]) -> None:
             for piece in solver.expand(axis or ()):
                 if piece[0] not in made:
                     solver.fix((piece,), f"an axis of the constant {name}")
+
+
+def _positions(context: Context, tensors: dict[str, Traced]) -> set[tuple[str, int]]:
+    """Axes of parameters that no layer makes or reads: of learned tokens, how many there are."""
+    solver = context.solver
+
+    def variables(axes: Iterable[TracedAxis]) -> set[int]:
+        return {variable for axis in axes for variable, _ in solver.expand(axis or ())}
+
+    read = [axis for _, axis in context.readers]
+    channels = variables([*context.made, *context.summed, *read])
+    merged = variables(context.merged)
+    found = set()
+    for name in tensors.keys() - context.buffers:
+        for i, axis in enumerate(tensors[name].axes):
+            own = variables([axis])
+            is_open = any(solver.fixed(v) is None or v in merged for v in own)
+            if is_open and own.isdisjoint(channels):
+                found.add((name, i))
+    return found
 
 
 def _tie_attention(context: Context, tensors: dict[str, Traced]) -> None:

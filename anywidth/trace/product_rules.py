@@ -20,6 +20,7 @@ def matmul(context: Context, a: Arguments) -> Traced:
     left = first.axes[-2:-1]
     right = second.axes[-1:] if len(second.shape) > 1 else ()
     context.made += [*_learned(context, first, left), *_learned(context, second, right)]
+    context.summed += [*_learned(context, first, [inner]), *_learned(context, second, [inner])]
     shape = shape_of(context.meta)
     batch_shape = shape[: len(shape) - len(left) - len(right)]
     batch = context.broadcast(
@@ -32,7 +33,7 @@ def matmul(context: Context, a: Arguments) -> Traced:
 
 
 def _learned(context: Context, tensor: Traced, axes: Sequence[TracedAxis]) -> list[TracedAxis]:
-    """Those axes of a factor that the product has from it alone, if it is a parameter."""
+    """Those axes of a factor, if it is a parameter."""
     is_parameter = tensor.scale_name is not None and context.is_learned(tensor)
     return list(axes) if is_parameter else []
 
@@ -59,6 +60,7 @@ def einsum(context: Context, a: Arguments) -> Traced:
     for term, tensor in zip(terms, a.tensors, strict=True):
         own = [axes[letter] for letter in term if left.count(letter) == 1]
         context.made += _learned(context, tensor, own)
+        context.summed += _learned(context, tensor, [axes[letter] for letter in term])
     axes = {letter: context.live(axis) for letter, axis in axes.items()}
     value = context.output([axes[letter] for letter in right])
     for letters in _products(terms, right):

@@ -54,6 +54,12 @@ class Context:
     readers: list[tuple[str, TracedAxis]] = field(default_factory=list)
     # Axes that learned weights make, whether in a layer or not.
     made: list[TracedAxis] = field(default_factory=list)
+    # Axes of parameters that products outside of layers sum over.
+    summed: list[TracedAxis] = field(default_factory=list)
+    # Axes that a reshape merges with others, so that neither narrows.
+    merged: list[TracedAxis] = field(default_factory=list)
+    # (parameter, index of an axis) that tokens or positions lie along, not channels.
+    positions: frozenset[tuple[str, int]] = frozenset()
     # Operations with weights that no cost was counted for.
     uncounted: list[str] = field(default_factory=list)
     # (layer, constant factor, elastic axes, whether it is done once an example).

@@ -59,6 +59,7 @@ def _block(
         return list(result.values())
     if len(elastic) > 1:
         for i in elastic:
+            context.merged.append(value.axes[i])
             context.solver.fix(value.axes[i], f"merged with other channels by {context.place}")
         return list(result.values())
     axis = context.live(value.axes[elastic[0]])
