@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, IterableDataset
 
 from anywidth.errors import AnywidthError
 
-# A batch as the network takes it: its positional arguments.
-Arguments = tuple[Tensor, ...]
+# A batch as the network takes it: its positional arguments, tensors or dicts and lists of them.
+Arguments = tuple[Any, ...]
 
 
 def calibration_batches(
@@ -42,7 +43,8 @@ def _inputs(loader: Iterable[Any], model: nn.Module) -> Iterator[Arguments]:
     axes: list[int] = []
     for batch in loader:
         first = batch[0] if isinstance(batch, list | tuple) and len(batch) else batch
-        several = first if isinstance(first, list | tuple) else [first]
+        arguments = tuple(first) if isinstance(first, list | tuple) else (first,)
+        several = tree_leaves(arguments) if isinstance(first, list | tuple) else [first]
         for inputs in several:
             if not isinstance(inputs, Tensor) or not inputs.dim():
                 raise AnywidthError(
@@ -62,7 +64,11 @@ def _inputs(loader: Iterable[Any], model: nn.Module) -> Iterator[Arguments]:
                 "with its labels alone is loader=[(images, labels)]"
             )
         if several and several[0].shape[0] > 0:
-            yield tuple(inputs.to(device, non_blocking=True) for inputs in several)
+            yield tree_map(lambda one: one.to(device, non_blocking=True), arguments)
+
+
+def samples_in(inputs: Arguments) -> int:
+    return int(tree_leaves(inputs)[0].shape[0])
 
 
 def _first_samples(batches: Iterator[Arguments], samples: int | None) -> Iterator[Arguments]:
@@ -71,8 +77,8 @@ def _first_samples(batches: Iterator[Arguments], samples: int | None) -> Iterato
         return
     left = samples
     for inputs in batches:
-        yield tuple(one[:left] for one in inputs)
-        left -= inputs[0].shape[0]
+        yield tree_map(lambda one, most=left: one[:most], inputs)
+        left -= samples_in(inputs)
         if left <= 0:
             return
 
@@ -83,7 +89,7 @@ def _never_alone(batches: Iterator[Arguments]) -> Iterator[Arguments]:
     alone: list[Arguments] = []
     for inputs in batches:
         joined = _joined([*alone, inputs])
-        if joined[0].shape[0] == 1:
+        if samples_in(joined) == 1:
             alone = [joined]
             continue
         yield from held
@@ -95,4 +101,5 @@ def _never_alone(batches: Iterator[Arguments]) -> Iterator[Arguments]:
 def _joined(batches: Sequence[Arguments]) -> Arguments:
     if len(batches) == 1:
         return batches[0]
-    return tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+    first, *others = batches
+    return tree_map(lambda *parts: torch.cat(parts), first, *others)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.hooks import RemovableHandle
 
-from anywidth.calibration_batches import calibration_batches
+from anywidth.calibration_batches import calibration_batches, samples_in
 from anywidth.convert import at_width, set_width
 from anywidth.distributed import rank, world_size
 from anywidth.errors import AnywidthError
@@ -46,7 +46,8 @@ def calibrate(
         model: a converted network.
         loader: batches, or (batch, labels, ...) tuples, of training data: as evaluation sees it,
             or, where training has learned its images by heart, augmented as in training. For a
-            network of several arguments, a batch in such a tuple is a tuple of them.
+            network of several arguments, or of one that is a dict, a batch in such a tuple is a
+            tuple of them.
         widths: fractions or `ChannelConfig`s.
         method: `"exact"` averages over all batches, each weighted by its samples: equation 8 of
             the paper, m = (t - 1) / t for batches of one size. `"moving"` is equation 5.
@@ -89,7 +90,7 @@ def calibrate(
         ):
             seen, passes = 0, 0
             for inputs in calibration_batches(loader, model, samples):
-                count = inputs[0].shape[0]
+                count = samples_in(inputs)
                 seen += count
                 share = count / seen
                 if method == "moving":

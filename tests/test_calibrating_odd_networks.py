@@ -140,6 +140,26 @@ def test_a_norm_that_assigns_its_statistics_keeps_them_by_width() -> None:
     assert torch.equal(model[1].running_mean, torch.ones(16)), "a whole one is the full width's"
 
 
+def test_a_network_that_takes_a_dict_is_calibrated() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.norm = nn.Linear(8, 16), nn.BatchNorm1d(16)
+            self.head = nn.Linear(16, 4)
+
+        def forward(self, batch: dict[str, Tensor]) -> Tensor:
+            return self.head(self.norm(self.layer(batch["x"]) + self.layer(batch["y"])))
+
+    whole = {"x": torch.randn(9, 8), "y": torch.randn(9, 8)}
+    model = aw.slimmable(Named(), None, RANGE, example_input=(whole,))
+    parts = [{name: one[cut] for name, one in whole.items()} for cut in (slice(8), slice(8, 11))]
+    # The second part is one sample alone, and the third is not asked for.
+    aw.calibrate(model, [((part,),) for part in (*parts, parts[0])], [0.5], samples=9)
+    with aw.at_width(model, 0.5), torch.no_grad():
+        values = model.layer(whole["x"]) + model.layer(whole["y"])
+        torch.testing.assert_close(model.norm.eval().running_mean, values.mean(0))
+
+
 def test_instance_norms_that_keep_statistics_are_calibrated() -> None:
     norm = nn.InstanceNorm2d(16, track_running_stats=True)
     model = nn.Sequential(nn.Conv2d(1, 16, 3), norm, nn.ReLU(), nn.Conv2d(16, 4, 1))
