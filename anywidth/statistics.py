@@ -19,7 +19,7 @@ from anywidth.convert import at_width, set_width
 from anywidth.distributed import rank, world_size
 from anywidth.errors import AnywidthError
 from anywidth.layers import Statistics, is_switched_norm, new_statistics, sliced_statistics
-from anywidth.state import SlimmableState, check_layers, state_of
+from anywidth.state import SlimmableState, check_layers, evaluating, state_of
 from anywidth.width import ChannelConfig, Width, is_number, whole_number, width_list
 
 Method = Literal["exact", "moving"]
@@ -200,20 +200,17 @@ def _empty(
 
 @contextlib.contextmanager
 def _only_norms_training(model: nn.Module, norms: Sequence[nn.Module]) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
     momenta = [norm.momentum for norm in norms]
     width = state_of(model).width
-    model.eval()
-    for norm in norms:
-        norm.train()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
-        set_width(model, width)
+    with evaluating(model):
+        for norm in norms:
+            norm.train()
+        try:
+            yield
+        finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum
+            set_width(model, width)
 
 
 @contextlib.contextmanager

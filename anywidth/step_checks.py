@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anywidth.distillation import soft_cross_entropy
+from anywidth.distillation import WithTargets, soft_cross_entropy
 from anywidth.errors import AnywidthError
 from anywidth.layers import MissingStatisticsError, is_switched_norm
 
@@ -62,8 +62,8 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 def check_losses(loss: Any, distill: Any) -> None:
     for name, given in (("loss", loss), ("distill", distill)):
-        is_optional = name == "distill" and given is None
-        if isinstance(given, type) or not (callable(given) or is_optional):
+        is_other = name == "distill" and (given is None or isinstance(given, WithTargets))
+        if isinstance(given, type) or not (callable(given) or is_other):
             shown = given.__name__ if isinstance(given, type) else repr(given)
             hint = f"; did you mean {shown}()?" if isinstance(given, type) else ""
             raise AnywidthError(

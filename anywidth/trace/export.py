@@ -14,6 +14,7 @@ from torch import nn
 from torch.export.graph_signature import InputKind
 
 from anywidth.errors import AnywidthError
+from anywidth.state import modes_kept
 
 # What torch prints graphs and tracebacks by where an export fails.
 _TALKATIVE = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
@@ -46,14 +47,9 @@ def export_graphs(model: nn.Module, inputs: tuple[Any, ...]) -> dict[bool, Any]:
 
 
 def export_in_mode(model: nn.Module, inputs: tuple[Any, ...], training: bool) -> Any:
-    modes = {module: module.training for module in model.modules()}
-    try:
+    with modes_kept(model), _readable_attention(), _quiet(), torch.no_grad():
         model.train(training)
-        with _readable_attention(), _quiet(), torch.no_grad():
-            return torch.export.export(model, inputs, strict=False)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+        return torch.export.export(model, inputs, strict=False)
 
 
 @contextlib.contextmanager
