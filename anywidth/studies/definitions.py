@@ -85,7 +85,7 @@ STUDIES: tuple[Study, ...] = (
             ),
         ),
         seeds=3,
-        minutes={"bundled images, two cores": 24, H200: 9.5},
+        minutes={"bundled images, two cores": 27, H200: 9.5},
     ),
     Study(
         "sampling-rule",

@@ -1,0 +1,107 @@
+"""Whether exported networks err as the network they came from, and how long they take.
+
+    python3 -m benchmarks.exported RUN [--out benchmarks/results/exported.json]
+
+RUN is a finished classification run, calibrated at the widths (`anywidth calibrate RUN --widths
+0.25,0.5,0.75,1.0`). Each is written as ONNX and run by
+onnxruntime over the test images. Then one image at a time, on one CPU thread: onnxruntime and the
+extracted network in PyTorch, norms merged in both, take turns, so that a busy machine slows both
+alike; the median of the ratios of neighbours counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import torch
+
+import anywidth as aw
+from anywidth.exporting import write_network
+from anywidth.studies.provenance import provenance
+from anywidth.tasks.classification import TrainedClassifier, open_trained
+from anywidth.tasks.deployment import deployed_classifier
+from benchmarks.slicing import milliseconds
+
+WIDTHS = (0.25, 0.5, 0.75, 1.0)
+
+
+def open_session(trained: TrainedClassifier, width: float) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "network.onnx"
+        write_network(deployed_classifier(trained, width), path)
+        return onnxruntime.InferenceSession(path, options)
+
+
+def error_of(trained: TrainedClassifier, session: onnxruntime.InferenceSession) -> float:
+    """Top-1 error in percent; the file normalises images, so the loader's are taken back."""
+    assert trained.data is not None
+    mean, std = (torch.tensor(x).view(-1, 1, 1) for x in (trained.data.mean, trained.data.std))
+    wrong = seen = 0
+    for images, labels in trained.data.validation:
+        pixels = (images * std + mean).contiguous()
+        (logits,) = session.run(None, {"images": pixels.numpy()})
+        wrong += int((torch.as_tensor(logits).argmax(1) != labels).sum())
+        seen += len(labels)
+    return 100 * wrong / seen
+
+
+def timed(
+    trained: TrainedClassifier, session: onnxruntime.InferenceSession, width: float, repeats: int
+) -> dict[str, float]:
+    network = deployed_classifier(trained, width).network
+    image = torch.rand(1, *trained.run.state()["input_shape"])
+    runs = {
+        "onnxruntime_ms": lambda: session.run(None, {"images": image.numpy()}),
+        "pytorch_ms": lambda: network(image),
+    }
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    with torch.inference_mode():
+        for repeat in range(repeats + 10):
+            for name in sorted(runs, reverse=repeat % 2 == 0):
+                found[name].append(milliseconds(runs[name]))
+    kept = {name: times[10:] for name, times in found.items()}
+    pairs = zip(kept["onnxruntime_ms"], kept["pytorch_ms"], strict=True)
+    medians = {name: statistics.median(times) for name, times in kept.items()}
+    return {**medians, "ratio": statistics.median(onnx / plain for onnx, plain in pairs)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path, help="a finished classification run")
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    parser.add_argument("--repeats", type=int, default=300, help="images that are timed")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    trained = open_trained(arguments.run, "cpu")
+    found: dict[str, Any] = {}
+    for width in WIDTHS:
+        session = open_session(trained, width)
+        with aw.at_width(trained.model, width):
+            own = trained.evaluate(trained.model)["top1_error"]
+        found[str(width)] = {
+            "top1_error": own,
+            "onnx_top1_error": error_of(trained, session),
+            **timed(trained, session, width, arguments.repeats),
+        }
+        print(f"{width:<6} {json.dumps(found[str(width)])}", flush=True)
+    if arguments.out is not None:
+        figures = {
+            **provenance(torch.device("cpu")),
+            "onnxruntime": onnxruntime.__version__,
+            "run": trained.run.config_data,
+            "widths": found,
+        }
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
