@@ -12,14 +12,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from anywidth.errors import AnywidthError
 from anywidth.groups import Plan
-from anywidth.layers import (
-    buffers_kept,
-    is_narrowed,
-    is_switched_norm,
-    narrow,
-    new_statistics,
-    widen,
-)
+from anywidth.layers import is_narrowed, narrow, widen
+from anywidth.norm_statistics import buffers_kept, is_switched_norm, new_statistics
 from anywidth.state import STATE, SlimmableState, is_converted, state_of, tensor_owners
 from anywidth.trace import plan as make_plan
 from anywidth.verification import verify

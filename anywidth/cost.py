@@ -16,7 +16,7 @@ from anywidth.convert import at_width
 from anywidth.errors import AnywidthError
 from anywidth.extraction import extract_quietly
 from anywidth.groups import Plan
-from anywidth.layers import buffers_kept, uncalibrated_allowed
+from anywidth.norm_statistics import buffers_kept, uncalibrated_allowed
 from anywidth.state import evaluating, state_of
 from anywidth.trial import example_inputs
 from anywidth.width import ChannelConfig, Width, whole_number

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from anywidth.errors import AnywidthError
-from anywidth.layers import tracked_statistics
+from anywidth.norm_statistics import tracked_statistics
 
 
 def start_processes(device: torch.device) -> None:

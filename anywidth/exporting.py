@@ -6,12 +6,9 @@ a device.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import io
-import logging
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from torch import Tensor, nn
 
 from anywidth.errors import AnywidthError
 from anywidth.files import write_atomically
+from anywidth.trace.export import quiet
 
 # Rounding differs between runtimes; a wrong operator differs by far more.
 _TOLERANCE = 1e-3
@@ -79,7 +77,7 @@ def write_network(deployment: Deployment, path: Path) -> float:
     """
     check_format(path)
     encode, open_ = _FORMATS[path.suffix]
-    with _quiet():
+    with quiet():
         content = encode(deployment)
         difference = _largest_difference(deployment, open_(content))
     if not difference < _TOLERANCE:
@@ -160,16 +158,3 @@ def _largest_difference(deployment: Deployment, run: Runner) -> float:
 
 def _as_list(outputs: Any) -> list[Tensor]:
     return [outputs] if isinstance(outputs, Tensor) else list(outputs)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Converters warn of their own matters, which nobody here can change."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

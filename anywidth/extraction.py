@@ -14,13 +14,8 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.weight_norm import WeightNorm
 
 from anywidth.folding import fold_norms
-from anywidth.layers import (
-    drop_fast_paths,
-    is_narrowed,
-    is_switched_norm,
-    uncalibrated_allowed,
-    widen,
-)
+from anywidth.layers import drop_fast_paths, is_narrowed, widen
+from anywidth.norm_statistics import is_switched_norm, uncalibrated_allowed
 from anywidth.state import STATE, check_layers, state_of
 from anywidth.width import Width
 

@@ -22,7 +22,8 @@ from anywidth.fast.convolutions import (
 )
 from anywidth.fast.norms import defer, is_plain_norm, join, norm_forward
 from anywidth.fast.paths import give, has
-from anywidth.layers import drop_fast_paths, is_narrowed, is_switched_norm
+from anywidth.layers import drop_fast_paths, is_narrowed
+from anywidth.norm_statistics import is_switched_norm
 
 
 def use_kernels(model: nn.Module, enabled: bool = True) -> nn.Module:

@@ -8,71 +8,49 @@ the same to a class; unlike there, nothing in `state_dict` is renamed.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from anywidth.cuts import PREFIX, Cut, cut_name, scale_name, take
 from anywidth.errors import AnywidthError
-from anywidth.width import ChannelConfig
+from anywidth.norm_statistics import (
+    assign_statistics,
+    is_switched_norm,
+    keeps_statistics,
+    map_statistics,
+    switch_norm,
+    switched_members,
+    unswitch_norm,
+)
 
-# What is active along an axis: the first so many entries, or (start, length) stretches.
-Cut = int | tuple[tuple[int, int], ...]
-
-
-# What a narrowed module keeps beside its own attributes, whose names are up to its author.
-_PREFIX = "_anywidth_"
-VIEWS = f"{_PREFIX}views"
-_OF_NORMS = ("_bank", "_config", "_is_full", "_label", "_lenient", "_switches")
+VIEWS = f"{PREFIX}views"
 
 # The child of a batch norm that has a scale and bias for each switch of a slimmable network.
 PRIVATE_AFFINE = "private_affine"
 
 
-# Buffers of a batch norm that each width has its own of.
-_RUNNING = ("running_mean", "running_var", "num_batches_tracked")
-
-
-def take(tensor: Tensor, axis: int, cut: Cut) -> Tensor:
-    """The active entries of one axis: a view where they are the first ones."""
-    if isinstance(cut, int):
-        return tensor if cut == tensor.shape[axis] else tensor.narrow(axis, 0, cut)
-    return torch.cat([tensor.narrow(axis, start, length) for start, length in cut], axis)
-
-
-def cut_name(tensor: str, axis: int) -> str:
-    """The attribute of a narrowed module that holds the cut of one axis."""
-    return f"{_PREFIX}active_{tensor}_{axis}"
-
-
-def scale_name(tensor: str) -> str:
-    """The attribute that holds what a tensor is multiplied by (output averaging)."""
-    return f"{_PREFIX}scale_{tensor}"
-
-
 def narrow(module: nn.Module, axes: dict[str, tuple[int, ...]]) -> None:
     """Gives a module the subclass in which the named tensors' named axes can be cut."""
-    is_norm = isinstance(module, _NormBase) and module.running_mean is not None
+    is_norm = keeps_statistics(module)
     key = tuple(sorted(axes.items()))
     module.__dict__["_plain_class"] = type(module)
     module.__dict__[VIEWS] = Views()
     if is_norm:
-        module.__dict__.update(_bank={}, _config=None, _is_full=True, _label=None, _lenient=False)
+        switch_norm(module)
     module.__class__ = _narrowed_class(type(module), key, is_norm)  # type: ignore[arg-type]
 
 
 def widen(module: nn.Module) -> None:
     """Undoes `narrow`; attributes set for a width are left for the caller to restore."""
-    ours = [name for name in module.__dict__ if name.startswith(_PREFIX)]
     if is_switched_norm(module):
-        ours += [name for name in _OF_NORMS if name in module.__dict__]
+        unswitch_norm(module)
     module.__class__ = module.__dict__.pop("_plain_class")
-    for name in ours:
+    for name in [name for name in module.__dict__ if name.startswith(PREFIX)]:
         del module.__dict__[name]
     module._modules.pop(PRIVATE_AFFINE, None)
 
@@ -90,22 +68,10 @@ def is_narrowed(module: nn.Module) -> bool:
     return "_plain_class" in module.__dict__
 
 
-def is_switched_norm(module: nn.Module) -> bool:
-    """Whether a module keeps running statistics by width."""
-    return "_bank" in module.__dict__ and isinstance(module, _NormBase)
-
-
 def only_normalises(module: nn.Module) -> TypeGuard[_BatchNorm]:
     """Whether a module is a batch norm and no more: one with its own forward may activate too."""
     plain = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
     return isinstance(module, _BatchNorm) and type(module).forward in plain
-
-
-def held_tensor(module: nn.Module, name: str) -> Tensor | None:
-    """A module's whole parameter or buffer, whatever its width."""
-    if name in module._parameters:
-        return module._parameters[name]
-    return module._buffers.get(name)
 
 
 @cache
@@ -115,13 +81,10 @@ def _narrowed_class(
     members: dict[str, Any] = {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
     for name, indices in axes:
         members[name] = property(_active_part(name, indices))
+    members["__setattr__"] = _setting_active_part(plain, dict(axes), is_norm)
+    members["_apply"] = _apply
     if is_norm:
-        for name in _RUNNING:
-            members[name] = property(_running(name))
-    members["__setattr__"] = _setting_active_part(plain, dict(axes))
-    members["_apply"] = _apply_to_statistics
-    if is_norm:
-        members["_load_from_state_dict"] = _loading_statistics(plain)
+        members |= switched_members(plain)
     members["__reduce_ex__"] = _reduced_to_copy(plain)
     return type(plain.__name__, (plain,), members)
 
@@ -208,13 +171,12 @@ def _active_part(name: str, axes: tuple[int, ...]) -> Callable[[nn.Module], Tens
 
 
 def _setting_active_part(
-    plain: type[nn.Module], axes: dict[str, tuple[int, ...]]
+    plain: type[nn.Module], axes: dict[str, tuple[int, ...]], is_norm: bool
 ) -> Callable[[nn.Module, str, Any], None]:
     """A buffer that forward assigns anew at a narrow width: its active part alone changes."""
 
     def set_attribute(self: nn.Module, name: str, value: Any) -> None:
-        is_narrow_norm = name in _RUNNING and not self.__dict__.get("_is_full", True)
-        if is_narrow_norm and _set_statistics(self, name, value):
+        if is_norm and assign_statistics(self, name, value):
             return
         if name in axes and not _can_hold(self, name, value):
             raise _taken_away(self, name)
@@ -245,21 +207,6 @@ def _taken_away(module: nn.Module, name: str) -> AnywidthError:
     )
 
 
-def _set_statistics(norm: nn.Module, name: str, value: Any) -> bool:
-    """Whether a value fits the present, narrower width's statistics; it has then been put there.
-
-    A width that is not tracked keeps none.
-    """
-    expected = sliced_statistics(norm, name)
-    if expected is None or not isinstance(value, Tensor) or value.shape != expected.shape:
-        return False
-    entry: Statistics | None = norm.__dict__["_bank"].get(norm.__dict__["_config"])
-    if entry is not None:
-        with torch.no_grad():
-            getattr(entry, name).copy_(value)
-    return True
-
-
 def _active_shape(whole: Tensor, cuts: dict[int, Cut]) -> tuple[int, ...]:
     sizes = {a: c if isinstance(c, int) else sum(n for _, n in c) for a, c in cuts.items()}
     return tuple(sizes.get(axis, size) for axis, size in enumerate(whole.shape))
@@ -286,178 +233,9 @@ def _address(tensor: Tensor) -> int | None:
         return None
 
 
-# ---- running statistics ------------------------------------------------------------------------
-
-
-@dataclass
-class Statistics:
-    """Running statistics of one batch norm at one configuration.
-
-    `label` is the width as the user gave it, for messages; `ready` is false until the first
-    batch was seen.
-    """
-
-    running_mean: Tensor
-    running_var: Tensor
-    num_batches_tracked: Tensor
-    label: float | None = None
-    ready: bool = False
-
-
-def new_statistics(module: nn.Module, size: int, label: float | None) -> Statistics:
-    """Statistics as a new batch norm of `size` channels would start with."""
-    like = held_tensor(module, "running_mean")
-    assert like is not None
-    with torch.inference_mode(False):  # what is made in that mode could never be updated outside
-        return Statistics(
-            like.new_zeros(size),
-            like.new_ones(size),
-            torch.zeros((), dtype=torch.long, device=like.device),
-            label,
-        )
-
-
-def tracked_statistics(model: nn.Module, config: ChannelConfig | None = None) -> list[Statistics]:
-    """What a network knows of widths other than the full one, whose are in its buffers.
-
-    Of one configuration, or of all.
-    """
-    norms = [module for module in model.modules() if is_switched_norm(module)]
-    banks: list[dict[ChannelConfig, Statistics]] = [norm.__dict__["_bank"] for norm in norms]
-    return [e for bank in banks for c, e in bank.items() if config is None or c == config]
-
-
-@contextlib.contextmanager
-def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Puts back what passes in between have changed: buffers, and statistics of all widths."""
-    entries = tracked_statistics(model)
-    ready = [entry.ready for entry in entries]
-    held = [(module, dict(module._buffers)) for module in model.modules()]
-    tensors = list(model.buffers())
-    for entry in entries:
-        tensors += [entry.running_mean, entry.running_var, entry.num_batches_tracked]
-    before = [tensor.clone() for tensor in tensors]
-    try:
-        yield
-    finally:
-        for module, buffers in held:
-            module._buffers.update(buffers)  # a forward may have assigned others
-        with torch.no_grad():
-            for tensor, value in zip(tensors, before, strict=True):
-                tensor.copy_(value)
-        for entry, was_ready in zip(entries, ready, strict=True):
-            entry.ready = was_ready
-
-
-def _running(name: str) -> Callable[[nn.Module], Tensor | None]:
-    def running(self: nn.Module) -> Tensor | None:
-        state = self.__dict__
-        if state["_is_full"]:
-            return self._buffers[name]
-        entry: Statistics | None = state["_bank"].get(state["_config"])
-        if self.training:
-            # Widths that are not tracked use the batch's own statistics and leave no trace.
-            if entry is None:
-                return None
-            entry.ready = True
-        elif entry is None or not entry.ready:
-            if not state["_lenient"]:
-                raise _uncalibrated(state["_label"], entry, state["_bank"].values())
-            return sliced_statistics(self, name)
-        tensor: Tensor = getattr(entry, name)
-        return tensor
-
-    return running
-
-
-@contextlib.contextmanager
-def uncalibrated_allowed(model: nn.Module) -> Iterator[None]:
-    """Lets widths without statistics be evaluated with the first of the full width's.
-
-    For checks and for showing what calibration is worth; accuracy is poor there.
-    """
-    norms = [module for module in model.modules() if is_switched_norm(module)]
-    before = [module.__dict__["_lenient"] for module in norms]
-    for module in norms:
-        module.__dict__["_lenient"] = True
-    try:
-        yield
-    finally:
-        for module, lenient in zip(norms, before, strict=True):
-            module.__dict__["_lenient"] = lenient
-
-
-def sliced_statistics(module: nn.Module, name: str) -> Tensor | None:
-    """The first of the full width's, as many as the module's present width has."""
-    tensor = module._buffers[name]
-    cut = module.__dict__.get(cut_name("running_mean", 0))
-    return tensor if tensor is None or tensor.dim() == 0 or cut is None else take(tensor, 0, cut)
-
-
-class MissingStatisticsError(AnywidthError):
-    """A width is evaluated whose batch-norm statistics are not known."""
-
-
-def _uncalibrated(
-    label: float | None, entry: Statistics | None, entries: Iterable[Statistics]
-) -> MissingStatisticsError:
-    known = sorted(e.label for e in entries if e.ready and e.label is not None)
-    width = "this configuration" if label is None else f"width {label}"
-    was_known = entry is not None and bool(entry.num_batches_tracked > 0)
-    return MissingStatisticsError(
-        f"batch norm has no statistics for {width}: calibrated are the full width"
-        + (f" and {known}" if known else " alone")
-        + ("; what it had was of the weights before load_state_dict" if was_known else "")
-        + f". Call anywidth.calibrate(model, loader, widths=[{label if label else 'config'}]) first"
-    )
-
-
-def _loading_statistics(plain: type[nn.Module]) -> Callable[..., None]:
-    """Loads a norm; where it gets other statistics, those of narrower widths hold no longer.
-
-    They are of the weights before, and would be wrong in silence. The same weights loaded again
-    change nothing.
-    """
-
-    def load(self: nn.Module, *arguments: Any) -> None:
-        state, names = self.__dict__, ("running_mean", "running_var")
-        held = [self._buffers[name] for name in names]
-        values = [None if tensor is None else tensor.clone() for tensor in held]
-        is_full, state["_is_full"] = state["_is_full"], True  # a state_dict is of the full width
-        try:
-            plain._load_from_state_dict(self, *arguments)
-        finally:
-            state["_is_full"] = is_full
-        if not all(_is_same(self._buffers[n], v) for n, v in zip(names, values, strict=True)):
-            for entry in state["_bank"].values():
-                entry.ready = False
-
-    return load
-
-
-def _is_same(tensor: Tensor | None, value: Tensor | None) -> bool:
-    if tensor is None or value is None:
-        return tensor is value
-    is_comparable = tensor.device == value.device and not tensor.is_meta
-    return is_comparable and tensor.dtype == value.dtype and torch.equal(tensor, value)
-
-
-def _apply_to_statistics(
-    self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
-) -> Any:
-    """`model.to(...)`: the statistics of all widths move with the module."""
+def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+    """`model.to(...)`: views of what was are of no use, and statistics of all widths go too."""
     self.__dict__[VIEWS].clear()
-    for entry in self.__dict__["_bank"].values() if is_switched_norm(self) else ():
-        for name in _RUNNING:
-            setattr(entry, name, fn(getattr(entry, name)))
+    if is_switched_norm(self):
+        map_statistics(self, fn)
     return self.__dict__["_plain_class"]._apply(self, fn, recurse)
-
-
-def norm_values(
-    module: nn.Module, config: ChannelConfig, is_full: bool, label: float | None
-) -> dict[str, Any]:
-    """What `set_width` writes into a batch norm, besides its cuts."""
-    entry: Statistics | None = module.__dict__["_bank"].get(config)
-    if entry is not None and entry.label is None:
-        entry.label = label
-    return {"_config": config, "_is_full": is_full, "_label": label}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from anywidth.layers import buffers_kept
+from anywidth.norm_statistics import buffers_kept
 
 # Quicker passes are too short to tell apart, and have nothing to gain.
 _SHORTEST_PASS = 0.02

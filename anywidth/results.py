@@ -20,8 +20,8 @@ from anywidth.curves import has_curves, plot_curves
 from anywidth.distributed import device_name
 from anywidth.errors import AnywidthError
 from anywidth.files import read_json, write_json
-from anywidth.layers import is_switched_norm
 from anywidth.metrics import read_metrics
+from anywidth.norm_statistics import is_switched_norm
 from anywidth.plots import plot_spectra
 from anywidth.report import Section, write_report
 from anywidth.run import Run

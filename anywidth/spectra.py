@@ -17,7 +17,7 @@ from torch import nn
 from anywidth.convert import at_width
 from anywidth.cost import latency, macs, parameter_count
 from anywidth.errors import AnywidthError
-from anywidth.layers import is_switched_norm
+from anywidth.norm_statistics import is_switched_norm
 from anywidth.state import evaluating, state_of
 from anywidth.width import ChannelConfig, Width, width_list
 

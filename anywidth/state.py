@@ -10,18 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from anywidth.cuts import Cut, cut_name, held_tensor, scale_name
 from anywidth.errors import AnywidthError
 from anywidth.groups import Axis, Plan, Segment
-from anywidth.layers import (
-    VIEWS,
-    Cut,
-    cut_name,
-    held_tensor,
-    is_narrowed,
-    is_switched_norm,
-    norm_values,
-    scale_name,
-)
+from anywidth.layers import VIEWS, is_narrowed
+from anywidth.norm_statistics import is_switched_norm, norm_values
 from anywidth.width import ChannelConfig, Width
 
 STATE = "_anywidth"

@@ -18,7 +18,7 @@ from anywidth.calibration_batches import calibration_batches, samples_in
 from anywidth.convert import at_width, set_width
 from anywidth.distributed import rank, world_size
 from anywidth.errors import AnywidthError
-from anywidth.layers import Statistics, is_switched_norm, new_statistics, sliced_statistics
+from anywidth.norm_statistics import Statistics, is_switched_norm, new_statistics, sliced_statistics
 from anywidth.state import SlimmableState, check_layers, evaluating, state_of
 from anywidth.width import ChannelConfig, Width, is_number, whole_number, width_list
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from anywidth.distillation import WithTargets, soft_cross_entropy
 from anywidth.errors import AnywidthError
-from anywidth.layers import MissingStatisticsError, is_switched_norm
+from anywidth.norm_statistics import MissingStatisticsError, is_switched_norm
 
 # What networks learn by whose outputs are no logits of classes of which one is right.
 _OTHER_LOSSES = (

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from anywidth.convert import at_width
 from anywidth.errors import AnywidthError
-from anywidth.layers import PRIVATE_AFFINE, is_switched_norm
+from anywidth.layers import PRIVATE_AFFINE
+from anywidth.norm_statistics import is_switched_norm
 from anywidth.state import state_of
 from anywidth.width import Width
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from anywidth.errors import AnywidthError
 from anywidth.extraction import extract_quietly
 from anywidth.groups import Plan
-from anywidth.layers import uncalibrated_allowed
+from anywidth.norm_statistics import uncalibrated_allowed
 from anywidth.state import state_of
 from anywidth.trace.graph import misread_groups
 from anywidth.width import ChannelConfig

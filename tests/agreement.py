@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 import anywidth as aw
 from anywidth.extraction import extract_quietly
-from anywidth.layers import uncalibrated_allowed
+from anywidth.norm_statistics import uncalibrated_allowed
 
 TOLERANCE = 1e-5
 

@@ -17,7 +17,7 @@ from torch.nn.utils import prune
 
 import anywidth as aw
 from anywidth.extraction import extract_quietly
-from anywidth.layers import uncalibrated_allowed
+from anywidth.norm_statistics import uncalibrated_allowed
 
 IMAGE = (2, 3, 10, 10)
 

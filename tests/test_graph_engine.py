@@ -14,7 +14,7 @@ import anywidth as aw
 from anywidth.distillation import WithTargets
 from anywidth.errors import AnywidthError
 from anywidth.fast_layers import use_kernels
-from anywidth.layers import tracked_statistics
+from anywidth.norm_statistics import tracked_statistics
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

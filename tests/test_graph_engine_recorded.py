@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import anywidth as aw
 from anywidth.engine.capture import _let_go
 from anywidth.engine.graphs import GraphEngine
-from anywidth.layers import tracked_statistics
+from anywidth.norm_statistics import tracked_statistics
 
 WIDTHS = [1.0, 0.25, 0.5, 0.75]
 # Operations whose result the host must wait for on a GPU.

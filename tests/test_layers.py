@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import anywidth as aw
 from anywidth.extraction import extract_quietly
-from anywidth.layers import new_statistics, uncalibrated_allowed
+from anywidth.norm_statistics import new_statistics, uncalibrated_allowed
 
 LINE, IMAGE, VOLUME, ROWS = (2, 3, 16), (2, 3, 8, 8), (2, 3, 6, 6, 6), (4, 6)
 

@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_networks import converted, images_and_labels, tiny
+from tiny_networks import batches_of, converted, images_and_labels, nonuniform, shaken, tiny
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import anywidth as aw
 from anywidth.convert import track_statistics
-from anywidth.files import load_tensors, save_tensors
-from anywidth.layers import Statistics, buffers_kept
-from anywidth.statistics import is_full_width_new, load_statistics, statistics_to_tensors
+from anywidth.norm_statistics import Statistics, buffers_kept
+from anywidth.statistics import is_full_width_new, statistics_to_tensors
 
 Moments = list[tuple[Tensor, Tensor]]
 
 
 @pytest.fixture
 def model() -> nn.Module:
-    """Off its initial values, so that every channel has statistics of its own."""
-    found = converted(tiny(dropout=0.5))
-    with torch.no_grad():
-        for parameter in found.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return found
-
-
-def batches_of(sizes: Sequence[int], seed: int = 0) -> list[Tensor]:
-    images, _ = images_and_labels(sum(sizes), seed)
-    return list((2 * images + 0.5).split(list(sizes)))
+    return shaken()
 
 
 def batch_moments(model: nn.Module, images: Tensor, channels: tuple[int, int]) -> Moments:
@@ -90,10 +78,6 @@ def assert_moments(found: Moments, expected: Moments) -> None:
 
 def channels_of(config: aw.ChannelConfig) -> tuple[int, int]:
     return config["0"], config["4"]
-
-
-def nonuniform(model: nn.Module) -> aw.ChannelConfig:
-    return aw.plan_of(model).full.replace({"0": 12, "4": 8})
 
 
 # ---- values --------------------------------------------------------------------------------------
@@ -305,89 +289,6 @@ def test_a_range_that_ends_below_full_width_names_no_width_it_cannot_run() -> No
     assert aw.calibrated_widths(narrow) == [0.25, 0.5, aw.plan_of(narrow).full]
     for width in aw.calibrated_widths(narrow):
         aw.set_width(narrow, width)
-
-
-# ---- on disk -------------------------------------------------------------------------------------
-
-
-def test_statistics_survive_a_file(model: nn.Module, tmp_path: Path) -> None:
-    mixed = nonuniform(model)
-    aw.calibrate(model, batches_of([16, 16]), [0.25, 0.5, mixed])
-    tensors, text = statistics_to_tensors(model)
-    save_tensors(tmp_path / "statistics.safetensors", tensors, text)
-    twin = converted(tiny(dropout=0.5))
-    twin.load_state_dict(model.state_dict())
-    load_statistics(twin, *load_tensors(tmp_path / "statistics.safetensors"))
-    assert aw.calibrated_widths(twin) == [0.25, 0.5, mixed, 1.0]
-    images = batches_of([4], seed=9)[0]
-    for width in (0.25, 0.5, mixed, 1.0):
-        model.eval()
-        twin.eval()
-        with aw.at_width(model, width), aw.at_width(twin, width), torch.no_grad():
-            assert torch.equal(model(images), twin(images))
-
-
-def test_other_weights_end_the_statistics_of_narrower_widths(model: nn.Module) -> None:
-    """They are of the weights before: the best checkpoint, say, would be judged with the last's."""
-    aw.calibrate(model, batches_of([16]), [0.25, 0.5, 1.0])
-    best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    model.load_state_dict(best)
-    assert aw.calibrated_widths(model) == [0.25, 0.5, 1.0], "the same weights change nothing"
-    model.load_state_dict({"9.bias": torch.zeros(10)}, strict=False)
-    assert aw.calibrated_widths(model) == [0.25, 0.5, 1.0], "no norm has been loaded"
-    aw.calibrate(model, batches_of([16], seed=3), [1.0])
-    model.load_state_dict(best)
-    assert aw.calibrated_widths(model) == [1.0]
-    model.eval()
-    with (
-        pytest.raises(aw.AnywidthError, match=r"width 0\.5.*before load_state_dict.*calibrate"),
-        aw.at_width(model, 0.5),
-    ):
-        model(batches_of([4])[0])
-
-
-def test_an_old_checkpoint_loads_at_a_narrow_width(model: nn.Module) -> None:
-    """Those of before torch 0.4.1 count no batches; torch then asks the norm itself."""
-    old = {n: t for n, t in tiny().state_dict().items() if "num_batches_tracked" not in n}
-    model.eval()
-    with aw.at_width(model, 0.5):
-        model.load_state_dict(dict(old))
-    assert torch.equal(model.state_dict()["4.weight"], old["4.weight"])
-
-
-def test_tracked_but_unseen_statistics_stay_unready_on_disk(model: nn.Module) -> None:
-    tensors, text = statistics_to_tensors(model)
-    twin = converted(tiny())
-    load_statistics(twin, tensors, text)
-    assert aw.calibrated_widths(twin) == [1.0]
-
-
-def test_statistics_take_the_dtype_of_the_network(model: nn.Module) -> None:
-    aw.calibrate(model, batches_of([16]), [0.5])
-    twin = converted(tiny()).double().eval()
-    load_statistics(twin, *statistics_to_tensors(model))
-    with aw.at_width(twin, 0.5), torch.no_grad():
-        assert twin(batches_of([4])[0].double()).dtype == torch.float64
-
-
-def test_foreign_statistics_are_refused(model: nn.Module) -> None:
-    aw.calibrate(model, batches_of([16]), [0.5])
-    tensors, text = statistics_to_tensors(model)
-    with pytest.raises(aw.AnywidthError, match="not batch-norm statistics"):
-        load_statistics(model, tensors, {})
-    lacking = {name: tensor for name, tensor in tensors.items() if "5.running_var" not in name}
-    with pytest.raises(aw.AnywidthError, match=r"statistics of '5' are missing"):
-        load_statistics(model, lacking, text)
-    cut = {name: tensor[:1] if tensor.dim() else tensor for name, tensor in tensors.items()}
-    with pytest.raises(aw.AnywidthError, match=r"running_mean has shape \(1,\), expected"):
-        load_statistics(model, cut, text)
-    assert aw.calibrated_widths(model) == [0.5, 1.0]
-    other = aw.slimmable(
-        nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)),
-        example_input=torch.randn(3, 4),
-    )
-    with pytest.raises(aw.AnywidthError, match="another network"):
-        load_statistics(other, tensors, text)
 
 
 # ---- bad input -----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from tiny_study import SETTINGS, STUDY, TINY, tiny_jobs
 import anywidth as aw
 from anywidth.config import to_json
 from anywidth.data.arrays import BUNDLED
-from anywidth.layers import uncalibrated_allowed
+from anywidth.norm_statistics import uncalibrated_allowed
 from anywidth.run import Run
 from anywidth.studies.definitions import (
     AS_TRAINED,

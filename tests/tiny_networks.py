@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -63,3 +64,21 @@ def images_and_labels(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(count, 1, PIXELS, PIXELS, generator=generator)
     return images, torch.randint(10, (count,), generator=generator)
+
+
+def shaken() -> nn.Module:
+    """Converted, off its initial values, so that every channel has statistics of its own."""
+    found = converted(tiny(dropout=0.5))
+    with torch.no_grad():
+        for parameter in found.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return found
+
+
+def batches_of(sizes: Sequence[int], seed: int = 0) -> list[Tensor]:
+    images, _ = images_and_labels(sum(sizes), seed)
+    return list((2 * images + 0.5).split(list(sizes)))
+
+
+def nonuniform(model: nn.Module) -> aw.ChannelConfig:
+    return aw.plan_of(model).full.replace({"0": 12, "4": 8})

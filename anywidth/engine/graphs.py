@@ -25,7 +25,7 @@ from anywidth.engine.passes import Objective, detached, trained_parameters
 from anywidth.engine.trees import copy_into, leaves, map_tensors, signature
 from anywidth.fast_layers import weights_read_cast
 from anywidth.kernels.shared_buffers import gradients_added_to, is_used, mark_used, weights_cast_to
-from anywidth.layers import Statistics, buffers_kept, is_switched_norm, tracked_statistics
+from anywidth.norm_statistics import Statistics, buffers_kept, is_switched_norm, tracked_statistics
 from anywidth.width import ChannelConfig
 
 # (configuration, whether it learns from a teacher)

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from anywidth import kernels
+from anywidth.cuts import cut_name, scale_name
 from anywidth.errors import AnywidthError
 from anywidth.fast.paths import DEFERRED, PARTIAL, are_watched, leave, reach, take
 from anywidth.kernels.eligibility import STEM_INPUT_CHANNELS, STEM_KERNEL_SIZE, STRIDES
 from anywidth.kernels.shared_buffers import cast_weight, gradient_sum
-from anywidth.layers import cut_name, scale_name
 
 
 def is_depthwise(module: nn.Conv2d) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from anywidth import kernels
+from anywidth.cuts import cut_name
 from anywidth.fast.convolutions import depthwise_forward, is_taken
 from anywidth.fast.paths import (
     DEFERRED,
@@ -21,7 +22,7 @@ from anywidth.fast.paths import (
     reach,
     take,
 )
-from anywidth.layers import cut_name, is_narrowed, only_normalises
+from anywidth.layers import is_narrowed, only_normalises
 
 _ACTIVATIONS: dict[type[nn.Module], str] = {
     nn.ReLU: "relu",

@@ -8,7 +8,7 @@ from typing import Any
 
 from anywidth.convert import plan_of
 from anywidth.groups import Plan
-from anywidth.layers import uncalibrated_allowed
+from anywidth.norm_statistics import uncalibrated_allowed
 from anywidth.spectra import Spectrum, spectrum
 from anywidth.statistics import calibrate, load_statistics
 from anywidth.studies.parts import Measurement, Network

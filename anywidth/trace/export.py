@@ -47,14 +47,17 @@ def export_graphs(model: nn.Module, inputs: tuple[Any, ...]) -> dict[bool, Any]:
 
 
 def export_in_mode(model: nn.Module, inputs: tuple[Any, ...], training: bool) -> Any:
-    with modes_kept(model), _readable_attention(), _quiet(), torch.no_grad():
+    with modes_kept(model), _readable_attention(), quiet(), torch.no_grad():
         model.train(training)
         return torch.export.export(model, inputs, strict=False)
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps back warnings, and the graphs that torch prints where it fails: the error says all."""
+def quiet() -> Iterator[None]:
+    """Keeps back what torch warns of and prints while it exports, which nobody here can change.
+
+    Where it fails it prints graphs too; the error says all.
+    """
     logs = [logging.getLogger(name) for name in _TALKATIVE]
     were_disabled = [log.disabled for log in logs]
     for log in logs:

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.fx import Node
 
+from anywidth.cuts import held_tensor, take
 from anywidth.groups import Plan
-from anywidth.layers import held_tensor, take
 from anywidth.state import cut
 from anywidth.trace.build import Guesses
 from anywidth.trace.nodes import nodes_of, shapes_of

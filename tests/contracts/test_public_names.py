@@ -64,7 +64,12 @@ def test_models() -> None:
 def test_internal_names_others_build_on() -> None:
     from anywidth.convert import track_statistics
     from anywidth.extraction import extract_quietly
-    from anywidth.layers import Statistics, is_switched_norm, new_statistics, uncalibrated_allowed
+    from anywidth.norm_statistics import (
+        Statistics,
+        is_switched_norm,
+        new_statistics,
+        uncalibrated_allowed,
+    )
     from anywidth.state import state_of
 
     for thing in (track_statistics, extract_quietly, Statistics, is_switched_norm, new_statistics,
