@@ -2,18 +2,18 @@
 
 from anywidth import models
 from anywidth._version import __version__
-from anywidth.convert import at_width, plan_of, set_width, slimmable
-from anywidth.cost import Latency, latency, macs, parameter_count
-from anywidth.distillation import soft_cross_entropy
+from anywidth.deploying.saving import load, save
 from anywidth.errors import AnywidthError
-from anywidth.extraction import extract
-from anywidth.groups import ChannelGroup, Plan
-from anywidth.sampling import Sampling, sample_widths
-from anywidth.saving import load, save
-from anywidth.spectra import Spectrum, spectrum
-from anywidth.statistics import calibrate, calibrated_widths
-from anywidth.step import SandwichStep, StepResult
-from anywidth.trace import plan
+from anywidth.measuring.cost import Latency, latency, macs, parameter_count
+from anywidth.measuring.spectra import Spectrum, spectrum
+from anywidth.planning.groups import ChannelGroup, Plan
+from anywidth.planning.trace import plan
+from anywidth.slimming.convert import at_width, plan_of, set_width, slimmable
+from anywidth.slimming.extraction import extract
+from anywidth.training.calibration import calibrate, calibrated_widths
+from anywidth.training.distillation import soft_cross_entropy
+from anywidth.training.sampling import Sampling, sample_widths
+from anywidth.training.step import SandwichStep, StepResult
 from anywidth.width import ChannelConfig, WidthRange
 
 __all__ = [

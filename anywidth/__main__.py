@@ -1,6 +1,6 @@
 """`python -m anywidth`, and so `torchrun -m anywidth`."""
 
-from anywidth.cli import main
+from anywidth.app.cli import main
 
 if __name__ == "__main__":
     main()

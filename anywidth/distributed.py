@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from anywidth.errors import AnywidthError
-from anywidth.norm_statistics import tracked_statistics
 
 
 def start_processes(device: torch.device) -> None:
@@ -79,7 +78,7 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
         # one that takes no part must not get a gradient, on which weight decay would act.
         if parameter.grad is not None:
             by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
-    _average(by_dtype)
+    average_in_place(by_dtype)
 
 
 @torch.no_grad()
@@ -100,20 +99,7 @@ def send_from_first_rank(model: nn.Module, parameters: Iterable[nn.Parameter]) -
             tensor.copy_(first)
 
 
-def average_statistics(model: nn.Module) -> None:
-    """Averages tracked batch-norm statistics over ranks, so that all validate the same network."""
-    if world_size() == 1:
-        return
-    tensors = [b for b in model.buffers() if b.is_floating_point()]
-    for entry in tracked_statistics(model):
-        tensors += [entry.running_mean, entry.running_var]
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in tensors:
-        by_dtype.setdefault(tensor.dtype, []).append(tensor)
-    _average(by_dtype)
-
-
-def _average(by_dtype: dict[torch.dtype, list[Tensor]]) -> None:
+def average_in_place(by_dtype: dict[torch.dtype, list[Tensor]]) -> None:
     for tensors in by_dtype.values():
         flat = _flatten_dense_tensors(tensors)
         dist.all_reduce(flat)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import anywidth as aw
-from anywidth.studies.provenance import provenance
+from anywidth.app.studies.provenance import provenance
 
 LIMIT = 1.2
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anywidth.precision import faster_dtype
-from anywidth.studies.provenance import provenance
+from anywidth.app.studies.provenance import provenance
+from anywidth.training.precision import faster_dtype
 from benchmarks.step import build
 
 # (network, pixels, batch)

@@ -29,15 +29,15 @@ from typing import Any
 import torch
 
 import anywidth as aw
-from anywidth.config import override
+from anywidth.app.runs.settings import override
+from anywidth.app.showing.plots import plot_spectra
+from anywidth.app.showing.results import run_spectrum
+from anywidth.app.studies.pieces import open_run, train_piece
+from anywidth.app.studies.provenance import provenance
+from anywidth.app.tasks.classification.task import build_model, open_trained, train_run
+from anywidth.app.tasks.recipes import fashion_mnist_demo
 from anywidth.distributed import local_device
-from anywidth.plots import plot_spectra
-from anywidth.recipes import fashion_mnist_demo
-from anywidth.results import run_spectrum
-from anywidth.spectra import Spectrum, SpectrumPoint
-from anywidth.studies.pieces import open_run, train_piece
-from anywidth.studies.provenance import provenance
-from anywidth.tasks.classification import build_model, open_trained, train_run
+from anywidth.measuring.spectra import Spectrum, SpectrumPoint
 
 RECORD = Path(__file__).parent / "results" / "demo.json"
 WIDTHS = [0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0]

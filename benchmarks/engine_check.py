@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import anywidth as aw
-from anywidth.model_spec import load_model
+from anywidth.app.model_spec import load_model
 
 NETWORKS = ("mobilenet_v1", "mobilenet_v2", "torchvision:resnet18")
 # How far the losses of both engines may be apart after any of 50 steps.

@@ -22,10 +22,10 @@ import onnxruntime
 import torch
 
 import anywidth as aw
-from anywidth.exporting import write_network
-from anywidth.studies.provenance import provenance
-from anywidth.tasks.classification import TrainedClassifier, open_trained
-from anywidth.tasks.deployment import deployed_classifier
+from anywidth.app.studies.provenance import provenance
+from anywidth.app.tasks.classification.task import TrainedClassifier, open_trained
+from anywidth.app.tasks.deployment import deployed_classifier
+from anywidth.deploying.exporting import write_network
 from benchmarks.slicing import milliseconds
 
 WIDTHS = (0.25, 0.5, 0.75, 1.0)

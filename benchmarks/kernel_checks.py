@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from anywidth import kernels
-from anywidth.kernels.compilation import KERNELS
+from anywidth.training.gpu import kernels
+from anywidth.training.gpu.kernels.compilation import KERNELS
 
 # Largest error as a share of the largest value: rounding of the output, then float32 sums.
 TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 5e-6}

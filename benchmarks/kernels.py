@@ -26,11 +26,13 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
-from anywidth import kernels
-from anywidth.kernels.depthwise_forward import depthwise_forward as depthwise
-from anywidth.kernels.depthwise_gradients import depthwise_gradients as depthwise_backward
-from anywidth.kernels.stem_convolution import stem_forward, stem_weight_gradient
-from anywidth.studies.provenance import provenance
+from anywidth.app.studies.provenance import provenance
+from anywidth.training.gpu import kernels
+from anywidth.training.gpu.kernels.depthwise_forward import depthwise_forward as depthwise
+from anywidth.training.gpu.kernels.depthwise_gradients import (
+    depthwise_gradients as depthwise_backward,
+)
+from anywidth.training.gpu.kernels.stem_convolution import stem_forward, stem_weight_gradient
 from benchmarks.kernel_checks import channels_last, check_everything, check_new_widths
 
 COPY_BANDWIDTH = 4.3e12  # bytes a second that a large copy moves on an H200

@@ -26,13 +26,13 @@ from PIL import Image
 from torch import Tensor
 
 import anywidth as aw
-from anywidth.data.arrays import ImageArrays
-from anywidth.data.augment import Augmentation
-from anywidth.data.folder import FolderLoader, scan_folder
-from anywidth.data.folder_images import FolderAugmentation
-from anywidth.data.loader import DeviceLoader
-from anywidth.model_spec import load_model
-from anywidth.studies.provenance import provenance
+from anywidth.app.data.arrays import ImageArrays
+from anywidth.app.data.augment import Augmentation
+from anywidth.app.data.folder import FolderLoader, scan_folder
+from anywidth.app.data.folder_images import FolderAugmentation
+from anywidth.app.data.loader import DeviceLoader
+from anywidth.app.model_spec import load_model
+from anywidth.app.studies.provenance import provenance
 
 WIDTHS = (1.0, 0.25, 0.475, 0.725)
 

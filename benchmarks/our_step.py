@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 import anywidth as aw
-from anywidth.studies.provenance import provenance
+from anywidth.app.studies.provenance import provenance
 
 # Network, pixels, batch, options: as trained on CIFAR-10, and at ImageNet's size.
 SETTINGS: dict[str, tuple[str, int, int, dict[str, Any]]] = {

@@ -26,18 +26,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anywidth.config import override, to_json
+from anywidth.app.runs.run import Run
+from anywidth.app.runs.settings import override, to_json
+from anywidth.app.showing.results import run_spectrum, saved_spectrum
+from anywidth.app.showing.spectrum_tables import format_count
+from anywidth.app.studies.pieces import open_run, read_pieces, steps_per_second, train_piece
+from anywidth.app.studies.provenance import provenance
+from anywidth.app.tasks.recipes import recipe
+from anywidth.app.tasks.reinforcement.task import ReinforcementConfig, open_trained, train_run
 from anywidth.distributed import local_device
 from anywidth.errors import AnywidthError
 from anywidth.files import read_json, write_atomically, write_json
-from anywidth.recipes import recipe
-from anywidth.results import run_spectrum, saved_spectrum
-from anywidth.run import Run
-from anywidth.spectra import Spectrum, SpectrumPoint, spectrum
-from anywidth.spectrum_tables import format_count
-from anywidth.studies.pieces import open_run, read_pieces, steps_per_second, train_piece
-from anywidth.studies.provenance import provenance
-from anywidth.tasks.reinforcement import ReinforcementConfig, open_trained, train_run
+from anywidth.measuring.spectra import Spectrum, SpectrumPoint, spectrum
 from benchmarks.parallel import work_in_parallel
 from benchmarks.reinforcement_figure import draw
 

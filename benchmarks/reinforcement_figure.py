@@ -10,11 +10,11 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from anywidth.figure_style import INK, figure_bytes, style
+from anywidth.app.runs.metrics import read_metrics
+from anywidth.app.showing.figure_style import INK, figure_bytes, style
+from anywidth.app.showing.spectrum_tables import format_count
 from anywidth.files import write_atomically
-from anywidth.metrics import read_metrics
-from anywidth.spectra import Spectrum
-from anywidth.spectrum_tables import format_count
+from anywidth.measuring.spectra import Spectrum
 
 Key = tuple[str, int]
 """A network's name and a seed."""

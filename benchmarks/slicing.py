@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import anywidth as aw
-from anywidth.studies.provenance import provenance
+from anywidth.app.studies.provenance import provenance
 
 WIDTH = 0.5
 

@@ -32,10 +32,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import anywidth as aw
-from anywidth.extraction import extract_quietly
-from anywidth.model_spec import load_model
-from anywidth.state import state_of
-from anywidth.studies.provenance import provenance
+from anywidth.app.model_spec import load_model
+from anywidth.app.studies.provenance import provenance
+from anywidth.slimming.extraction import extract_quietly
+from anywidth.slimming.state import state_of
 from benchmarks.naive import make_naive, naive_step
 
 WIDTHS = (1.0, 0.25, 0.475, 0.725)

@@ -26,24 +26,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from anywidth.distributed import local_device
-from anywidth.errors import AnywidthError
-from anywidth.files import write_atomically, write_json
-from anywidth.plots import plot_spectra
-from anywidth.results import run_spectrum, saved_spectrum
-from anywidth.run import Run
-from anywidth.spectra import Spectrum
-from anywidth.spectrum_tables import format_count
-from anywidth.studies.pieces import open_run, read_pieces, steps_per_second, train_piece
-from anywidth.studies.provenance import provenance
-from anywidth.tasks.super_resolution import (
+from anywidth.app.runs.run import Run
+from anywidth.app.showing.plots import plot_spectra
+from anywidth.app.showing.results import run_spectrum, saved_spectrum
+from anywidth.app.showing.spectrum_tables import format_count
+from anywidth.app.studies.pieces import open_run, read_pieces, steps_per_second, train_piece
+from anywidth.app.studies.provenance import provenance
+from anywidth.app.tasks.super_resolution.task import (
     SuperResolutionConfig,
     load_evaluation_sets,
     open_trained,
     train_run,
 )
-from anywidth.tasks.upscaling import evaluate_bicubic
-from anywidth.width_lists import parse_widths
+from anywidth.app.tasks.super_resolution.upscaling import evaluate_bicubic
+from anywidth.distributed import local_device
+from anywidth.errors import AnywidthError
+from anywidth.files import write_atomically, write_json
+from anywidth.measuring.spectra import Spectrum
+from anywidth.measuring.width_lists import parse_widths
 from benchmarks.parallel import work_in_parallel
 
 NETWORKS: dict[str, dict[str, Any]] = {

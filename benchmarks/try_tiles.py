@@ -3,7 +3,7 @@
     python -m benchmarks.try_tiles --out tiles.json
 
 from the repository's root, on a machine with a CUDA GPU; a few minutes. The choices that won are
-the tables in ``anywidth/kernels/``.
+the tables in ``anywidth/training/gpu/kernels/``.
 """
 
 import argparse
@@ -16,14 +16,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from anywidth import kernels
-from anywidth.kernels import (
+from anywidth.training.gpu import kernels
+from anywidth.training.gpu.kernels import (
     batch_norm_backward,
     batch_norm_forward,
     depthwise_forward,
     depthwise_gradients,
 )
-from anywidth.kernels.depthwise_tiles import Tile
+from anywidth.training.gpu.kernels.depthwise_tiles import Tile
 from benchmarks.kernels import Layer, mobilenet_layers, time_batch_norm, time_depthwise
 
 TILES_TO_TRY = [

@@ -17,7 +17,7 @@ import torchvision
 from torch import Tensor, nn
 
 import anywidth as aw
-from anywidth.data.arrays import load_arrays
+from anywidth.app.data.arrays import load_arrays
 
 
 def load(train: bool, count: int) -> tuple[Tensor, Tensor]:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from anywidth.data.arrays import BUNDLED, FASHION_MNIST_CLASSES, load_arrays
-from anywidth.data.order import choose_balanced
+from anywidth.app.data.arrays import BUNDLED, FASHION_MNIST_CLASSES, load_arrays
+from anywidth.app.data.order import choose_balanced
 
 IMAGES_OF_A_CLASS = {"train": 1000, "t10k": 200}
 

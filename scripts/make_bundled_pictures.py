@@ -1,6 +1,6 @@
-"""Draw the small pictures that ship in anywidth/data/pictures, from nothing but seeds.
+"""Draw the small pictures that ship in anywidth/app/data/pictures, from nothing but seeds.
 
-    python scripts/make_bundled_pictures.py anywidth/data/pictures
+    python scripts/make_bundled_pictures.py anywidth/app/data/pictures
 
 They exist so that super-resolution can be tried without a download. Each is drawn four times larger
 than it is kept and averaged down, so that edges carry sub-pixel detail as a photograph's do:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import anywidth as aw
-from anywidth.extraction import extract_quietly
-from anywidth.norm_statistics import uncalibrated_allowed
+from anywidth.slimming.extraction import extract_quietly
+from anywidth.slimming.norm_statistics import uncalibrated_allowed
 
 TOLERANCE = 1e-5
 

@@ -9,7 +9,7 @@ import pytest
 from ale_py.env import AtariEnv
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
-from anywidth.environments import atari
+from anywidth.app.tasks.reinforcement.environments import atari
 
 
 class NoOps:

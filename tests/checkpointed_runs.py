@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from anywidth.run import Run
+from anywidth.app.runs.run import Run
 
 
 @dataclass(frozen=True)

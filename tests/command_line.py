@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
-from anywidth import cli
+from anywidth.app import cli
 
 HERE = Path(__file__).parent
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from anywidth.data.arrays import load_arrays
+from anywidth.app.data.arrays import load_arrays
 
 # Threads that wait for each other on busy cores take several times as long.
 torch.set_num_threads(1)
@@ -23,7 +23,7 @@ settings.load_profile("repeatable")
 def images_unpacked_once() -> Iterator[None]:
     """For modules that train many times on the bundled images, which take long to unpack."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("anywidth.data.classification.load_arrays", cache(load_arrays))
+        patch.setattr("anywidth.app.data.classification.load_arrays", cache(load_arrays))
         yield
 
 

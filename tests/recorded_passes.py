@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from anywidth.engine.capture import CaptureError, CudaCapture, Result
+from anywidth.training.engine.capture import CaptureError, CudaCapture, Result
 
 
 class RecordedPasses(CudaCapture):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from anywidth.studies.definitions import MOBILENET_V1, STUDIES
-from anywidth.studies.parts import Study
-from anywidth.studies.recipes import study_recipe
-from anywidth.studies.trainings import Job, jobs_of
+from anywidth.app.studies.definitions import MOBILENET_V1, STUDIES
+from anywidth.app.studies.study_parts import Study
+from anywidth.app.studies.study_recipes import study_recipe
+from anywidth.app.studies.trainings import Job, jobs_of
 
 STUDY = {study.name: study for study in STUDIES}
 TINY = {

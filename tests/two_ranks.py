@@ -15,7 +15,7 @@ from torch import nn
 
 import anywidth as aw
 from anywidth import distributed
-from anywidth.statistics import statistics_to_tensors
+from anywidth.training.calibration import average_statistics, statistics_to_tensors
 
 STEPS = 4
 BATCH = 16
@@ -96,7 +96,7 @@ def main(folder: Path, device: str = "cpu") -> None:
     # Running statistics differ by rank until they are averaged.
     tracked = converted()
     tracked[1].running_mean.fill_(float(rank))  # type: ignore[index]
-    distributed.average_statistics(tracked)
+    average_statistics(tracked)
     torch.save(
         {
             "weights": model.cpu().state_dict(),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from anywidth.models.building import conv_norm, initialize, strides_of
 
 if TYPE_CHECKING:
-    from anywidth.groups import Plan
+    from anywidth.planning.groups import Plan
 
 # (expansion, output channels, blocks, published stride) of each stage after the stem.
 STAGES = (

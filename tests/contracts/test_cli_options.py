@@ -8,8 +8,8 @@ import pytest
 import typer
 from typer.main import get_command
 
-from anywidth.commands.app import app
-from anywidth.tasks.classification import ClassificationConfig
+from anywidth.app.commands.app import app
+from anywidth.app.tasks.classification.task import ClassificationConfig
 
 OPTIONS = {
     "train": {"--out", "--epochs", "--seed", "--batch-size", "--device", "--resume", "--report",

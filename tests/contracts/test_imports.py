@@ -1,35 +1,43 @@
-"""Imports only point up the table in docs/architecture.md, and `import anywidth` stays light."""
+"""The library never imports the application, rooms import one way, and `import anywidth` is light.
+
+Rooms are folders. Each may import from the rooms before it in these lists, and from the files
+beside the rooms, which everything uses.
+"""
 
 from __future__ import annotations
 
 import ast
-import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "anywidth"
+
+LIBRARY = ["planning", "models", "slimming", "training", "measuring", "searching", "deploying"]
+APPLICATION = ["data", "runs", "showing", "tasks", "studies", "commands"]
+ROOMS = [*LIBRARY, *(f"app/{name}" for name in APPLICATION), "app/cli.py"]
 
 HEAVY = ("torchvision", "matplotlib", "typer", "rich", "safetensors", "tensorboard", "PIL", "timm",
          "triton")  # fmt: skip
 
 
-def rooms() -> list[str]:
-    """The files and folders of the package in the order of the table, from its top."""
-    text = (ROOT / "docs" / "architecture.md").read_text()
-    table = text.partition("## The rooms")[2].partition("\n## ")[0]
-    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
-    names = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
-    return [name.removesuffix(".py").rstrip("/") for name in names]
+def room_of(path: Path) -> str | None:
+    """The room that a file lies in; None for the files beside the rooms."""
+    inside = path.relative_to(PACKAGE).as_posix()
+    return next((room for room in ROOMS if inside == room or inside.startswith(f"{room}/")), None)
 
 
-def room_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def files_of(module: str) -> list[Path]:
+    """What a dotted name may stand for: a file, or a folder."""
+    path = ROOT / Path(*module.split("."))
+    return [found for found in (path.with_suffix(".py"), path / "__init__.py") if found.exists()]
 
 
-def imported_rooms(path: Path) -> set[str]:
-    """Rooms a file imports, also inside functions; for type checking alone does not count."""
+def imported_files(path: Path) -> set[Path]:
+    """Files that a file imports, also inside functions; for type checking alone does not count."""
     tree = ast.parse(path.read_text())
     skipped = {
         inner
@@ -38,42 +46,64 @@ def imported_rooms(path: Path) -> set[str]:
         for statement in node.body
         for inner in ast.walk(statement)
     }
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         if node in skipped:
             continue
         if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            parts = node.module.split(".")
-            if parts[0] == "anywidth":
-                found |= {parts[1]} if len(parts) > 1 else {name.name for name in node.names}
+            names |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
         elif isinstance(node, ast.Import):
-            names = [name.name.split(".") for name in node.names]
-            found |= {name[1] for name in names if name[0] == "anywidth" and len(name) > 1}
-    return found - {room_of(path)}
+            names |= {name.name for name in node.names}
+    mine = {name for name in names if name.startswith("anywidth.")}
+    return {found for name in mine for found in files_of(name)}
 
 
 def sources() -> list[Path]:
-    return [path for path in sorted(PACKAGE.rglob("*.py")) if path.name != "__init__.py"
-            or path.parent != PACKAGE]  # fmt: skip
+    return sorted(PACKAGE.rglob("*.py"))
 
 
-def test_every_file_is_in_the_table() -> None:
-    existing = {room_of(path) for path in sources()}
-    listed = rooms()
-    assert len(listed) == len(set(listed))
-    assert existing - set(listed) == set(), "add these to the table in docs/architecture.md"
-    assert set(listed) - existing == set(), "these are in docs/architecture.md and gone"
-
-
-def test_imports_point_up() -> None:
-    place = {name: number for number, name in enumerate(rooms())}
-    downward = [
-        f"{path.relative_to(ROOT)} imports {room}"
+def test_every_folder_is_a_room() -> None:
+    lost = {
+        path.relative_to(PACKAGE).as_posix()
         for path in sources()
-        for room in sorted(imported_rooms(path) & place.keys())
-        if place[room] > place[room_of(path)]
+        if room_of(path) is None and path.parent not in (PACKAGE, PACKAGE / "app")
+    }
+    assert not lost, "put the folder into LIBRARY or APPLICATION where its imports belong"
+
+
+def test_rooms_import_one_way() -> None:
+    place = {room: number for number, room in enumerate(ROOMS)}
+    backward = [
+        f"{path.relative_to(PACKAGE)} imports {imported.relative_to(PACKAGE)}"
+        for path in sources()
+        for imported in sorted(imported_files(path))
+        if (mine := room_of(path)) and (other := room_of(imported)) and place[other] > place[mine]
     ]
-    assert not downward
+    assert not backward
+
+
+def test_files_beside_the_rooms_import_no_room() -> None:
+    may = {PACKAGE / "__init__.py", PACKAGE / "__main__.py"}
+    library = [
+        f"{path.relative_to(PACKAGE)} imports {imported.relative_to(PACKAGE)}"
+        for path in set(PACKAGE.glob("*.py")) - may
+        for imported in imported_files(path)
+        if room_of(imported)
+    ]
+    assert not library
+
+
+def test_few_files_lie_beside_the_rooms() -> None:
+    assert len([path for path in PACKAGE.iterdir() if path.is_file()]) <= 10
+
+
+def test_one_file_name_means_one_thing() -> None:
+    """Tasks hold the same files each; other files share no name."""
+    names: dict[str, list[Path]] = {}
+    for path in sources():
+        if path.name != "__init__.py" and PACKAGE / "app/tasks" not in path.parents:
+            names.setdefault(path.name, []).append(path.relative_to(PACKAGE))
+    assert not {name: paths for name, paths in names.items() if len(paths) > 1}
 
 
 def test_importing_needs_torch_alone() -> None:
@@ -87,6 +117,6 @@ def test_importing_needs_torch_alone() -> None:
     assert b"torchvision" not in with_library
 
 
-def test_files_stay_short() -> None:
-    lengths = {path: len(path.read_text().splitlines()) for path in sources()}
-    assert not {path.name: n for path, n in lengths.items() if n > 500}
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_files_stay_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 450

@@ -62,15 +62,15 @@ def test_models() -> None:
 
 
 def test_internal_names_others_build_on() -> None:
-    from anywidth.convert import track_statistics
-    from anywidth.extraction import extract_quietly
-    from anywidth.norm_statistics import (
+    from anywidth.slimming.convert import track_statistics
+    from anywidth.slimming.extraction import extract_quietly
+    from anywidth.slimming.norm_statistics import (
         Statistics,
         is_switched_norm,
         new_statistics,
         uncalibrated_allowed,
     )
-    from anywidth.state import state_of
+    from anywidth.slimming.state import state_of
 
     for thing in (track_statistics, extract_quietly, Statistics, is_switched_norm, new_statistics,
                   uncalibrated_allowed, state_of):  # fmt: skip

@@ -1,0 +1,1 @@
+"""The command and everything it runs and shows."""

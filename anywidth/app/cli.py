@@ -1,0 +1,88 @@
+"""The `anywidth` command."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import sys
+from typing import Any
+
+EXPECTED = {"integer": "a whole number", "float": "a number", "number": "a number"}
+
+
+def main() -> None:
+    """Runs the command line; what a user did wrong ends in one clear line, not in a traceback."""
+    try:
+        code = _run(sys.argv[1:])
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        _end("Stopped.", 130)
+    except BrokenPipeError:
+        # Whoever read the output has left (`| head`): what is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+    except OSError as error:
+        # Not a mistake in what was asked for: no permission, a full disk, a lost mount.
+        where = f": {error.filename}" if error.filename else ""
+        _end(f"anywidth: {error.strerror or error}{where}", 1)
+    raise SystemExit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    """The exit code. Typer's own runner is left out: it ends an interrupt without a word."""
+    try:
+        import typer
+        from typer.main import get_command
+
+        from anywidth.app.commands.app import app
+    except ModuleNotFoundError as error:
+        _end(
+            f"anywidth: the command line needs the package {error.name!r}; "
+            "install it with: pip install 'anywidth[cli]'",
+            2,
+        )
+    from anywidth.errors import AnywidthError
+
+    # Typer may bring the package along that this class comes from, or depend on it.
+    usage_error: type[Any] = typer.BadParameter.__bases__[0]
+    command = get_command(app)
+    try:
+        with command.make_context("anywidth", arguments or ["--help"]) as context:
+            command.invoke(context)
+    except typer.Exit as exit_:
+        return exit_.exit_code
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except usage_error as error:
+        _end(f"anywidth: {_said(error, arguments)}", 2)
+    except AnywidthError as error:
+        _end(f"anywidth: {' '.join(str(error).split())}", 2)
+    return 0
+
+
+def _said(error: Any, arguments: list[str]) -> str:
+    """What is wrong with how a command was called, in one line."""
+    kind = re.search(r"\bvalid (integer|float|number)\b", error.message)
+    option = error.param.opts[0] if getattr(error, "param", None) is not None else ""
+    given = _given(option, arguments)
+    if kind and given is not None:
+        return f"{option} {given!r}: expected {EXPECTED[kind[1]]}"
+    where = f" (see: {error.ctx.command_path} --help)" if error.ctx is not None else ""
+    return " ".join(error.format_message().split()) + where
+
+
+def _given(option: str, arguments: list[str]) -> str | None:
+    """The text that an option was last given."""
+    values = {option: None} | dict(itertools.pairwise(arguments))
+    values |= dict(text.split("=", 1) for text in arguments if text.startswith(f"{option}="))
+    return values[option]
+
+
+def _end(text: str, code: int) -> None:
+    print(text, file=sys.stderr)
+    raise SystemExit(code) from None
+
+
+if __name__ == "__main__":
+    main()

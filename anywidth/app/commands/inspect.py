@@ -1,0 +1,177 @@
+"""`anywidth inspect`: what a network's plan is, and what its widths cost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from anywidth.app.model_spec import load_model, parse_input
+from anywidth.app.showing.spectrum_tables import format_count, format_width
+from anywidth.measuring.cost import macs, parameter_count
+from anywidth.measuring.width_lists import parse_widths
+from anywidth.planning.groups import Plan
+from anywidth.planning.plan_text import remark
+from anywidth.planning.trace import plan as make_plan
+from anywidth.slimming.convert import plan_of, slimmable
+from anywidth.width import WidthRange
+
+_WIDTH_OF_A_PIPE = 120
+
+
+def inspect(
+    spec: Annotated[
+        str,
+        typer.Argument(
+            metavar="NETWORK",
+            help="mobilenet_v1, torchvision:NAME, timm:NAME or package.module:function",
+            show_default=False,
+        ),
+    ],
+    example: Annotated[
+        str, typer.Option("--input", help="The shape of one example, without the batch.")
+    ] = "3x224x224",
+    widths: Annotated[
+        str | None,
+        typer.Option(
+            help="Widths to count at: 0.25,0.5,1.0 or 0.25:1.0:0.025.",
+            show_default="four from low to high",
+        ),
+    ] = None,
+    low: Annotated[float, typer.Option(help="The narrowest width.")] = 0.25,
+    high: Annotated[float, typer.Option(help="The widest width.")] = 1.0,
+    divisor: Annotated[int, typer.Option(help="Channels are rounded to multiples of this.")] = 8,
+    verify: Annotated[
+        bool, typer.Option(help="Convert, and compare sliced with extracted at some widths.")
+    ] = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON alone, for machines.")
+    ] = False,
+) -> None:
+    """Show which channels of a network shrink together, what stays fixed and why, and the cost.
+
+    Examples:
+
+      anywidth inspect torchvision:resnet50
+
+      anywidth inspect my_package.networks:build --input 1x28x28 --json
+    """
+    shape = parse_input(example)
+    width_range = WidthRange(low, high, divisor)
+    chosen = _spread(low, high) if widths is None else parse_widths(widths)
+    for width in chosen:
+        width_range.fraction(width)
+    plan = _plan(spec, shape, width_range, verify)
+    costs = [(width, macs(plan, width), parameter_count(plan, width)) for width in chosen]
+    if as_json:
+        typer.echo(json.dumps(_to_json(spec, shape, plan, verify, costs), indent=2))
+    else:
+        _print(spec, plan, costs)
+
+
+def _plan(spec: str, shape: tuple[int, ...], widths: WidthRange, verify: bool) -> Plan:
+    """The plan; where it is verified, with what verification pinned or mended in it."""
+    with _saying(f"building {spec}"):
+        model = load_model(spec)
+    with _saying(f"tracing {spec}"):
+        plan = make_plan(model, torch.randn(2, *shape))
+    plan.widths = widths
+    if verify:
+        with _saying(f"verifying {spec}"):
+            slimmable(model, plan, widths)
+        plan = plan_of(model)
+    return plan
+
+
+@contextlib.contextmanager
+def _saying(what: str) -> Iterator[None]:
+    """On standard error, so that standard output holds the answer alone."""
+    if sys.stderr.isatty():
+        with Console(stderr=True).status(escape(what)):
+            yield
+    else:
+        typer.echo(what, err=True)
+        yield
+
+
+def _spread(low: float, high: float) -> list[float]:
+    return list(dict.fromkeys(round(low + i * (high - low) / 3, 6) for i in range(4)))
+
+
+def _to_json(
+    spec: str,
+    shape: tuple[int, ...],
+    plan: Plan,
+    verified: bool,
+    costs: Sequence[tuple[float, int, int]],
+) -> dict[str, Any]:
+    elastic, layers = plan.elastic_layers()
+    return {
+        "model": spec,
+        "input": list(shape),
+        "verified": verified,
+        "elastic_layers": elastic,
+        "layers": layers,
+        "costs": [
+            {"width": width, "macs": multiply_adds, "parameters": parameters}
+            for width, multiply_adds, parameters in costs
+        ],
+        "plan": plan.to_json(),
+    }
+
+
+def _print(spec: str, plan: Plan, costs: Sequence[tuple[float, int, int]]) -> None:
+    console = Console()
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        console.width = _WIDTH_OF_A_PIPE
+    elastic, layers = plan.elastic_layers()
+    console.print(_group_table(plan))
+    for note in plan.notes:
+        console.print(f"note: {note}", markup=False, highlight=False)
+    console.print(
+        f"{spec}: {elastic} of {layers} convolution and linear layers have an elastic output",
+        markup=False,
+        highlight=False,
+    )
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("width", "multiply-adds", "", "parameters", ""):
+        table.add_column(heading, justify="right")
+    for width, multiply_adds, parameters in costs:
+        table.add_row(
+            format_width(width),
+            f"{multiply_adds:,}",
+            format_count(multiply_adds),
+            f"{parameters:,}",
+            format_count(parameters),
+        )
+    console.print(table)
+
+
+def _group_table(plan: Plan) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("group", overflow="fold")
+    table.add_column("channels", justify="right", no_wrap=True)
+    for heading in ("also made by", "read by", ""):
+        table.add_column(heading, overflow="fold")
+    for group in plan.groups.values():
+        size = str(group.channels) + (f" by {group.unit}" if group.unit > 1 else "")
+        others = [layer for layer in group.makers if layer != group.name]
+        cells = (group.name, size, _few(others), _few(group.readers), remark(group))
+        table.add_row(*map(escape, cells), style="dim" if group.fixed else None)
+    return table
+
+
+def _few(names: Sequence[str]) -> str:
+    """A name a line; of more than three, the first two."""
+    shown = names if len(names) <= 3 else [*names[:2], f"… {len(names) - 2} more"]
+    return "\n".join(shown)

@@ -1,0 +1,172 @@
+"""Which task a run belongs to, and what a task can do: the one table of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from anywidth.app.commands.places import moved
+from anywidth.app.runs.run import MEND, Run
+from anywidth.app.showing.report import Section
+from anywidth.app.showing.results import Trained
+from anywidth.app.tasks import deployment
+from anywidth.app.tasks.classification import config as classification_config
+from anywidth.app.tasks.classification import task as classification
+from anywidth.app.tasks.recipes import TrainingConfig
+from anywidth.app.tasks.reinforcement import config as reinforcement_config
+from anywidth.app.tasks.reinforcement import task as reinforcement
+from anywidth.app.tasks.super_resolution import config as super_resolution_config
+from anywidth.app.tasks.super_resolution import task as super_resolution
+from anywidth.app.tasks.super_resolution.crops import crop_sections
+from anywidth.deploying.exporting import Deployment
+from anywidth.errors import AnywidthError
+
+TrainedType = TypeVar("TrainedType", bound=Trained)
+
+
+def _no_sections(trained: Any) -> list[Section]:
+    return []
+
+
+@dataclass(frozen=True)
+class Task(Generic[TrainedType]):
+    """What the commands need of a task.
+
+    Args:
+        config: the class of its configurations.
+        check: refuses a configuration that cannot be trained as it is.
+        unread: configuration → fields that nothing reads, and why.
+        train: (run, configuration) → whether training came to its end.
+        open: (folder, device, with_data, configuration) → a finished run.
+        example: what trains one with everything at its default.
+        use: the command that a finished run is for.
+        deploy: (finished run, width) → what `anywidth export` writes.
+        sections: finished run → what its report shows beside the spectrum.
+        sections_need_data: whether `sections` wants the run opened with its data.
+    """
+
+    config: type[Any]
+    check: Callable[[Any], None]
+    unread: Callable[[Any], dict[str, str]]
+    train: Callable[[Run, Any], bool]
+    open: Callable[[Path, str, bool, Any], TrainedType]
+    example: str
+    use: str
+    deploy: Callable[[Any, float], Deployment]
+    sections: Callable[[Any], Sequence[Section]] = _no_sections
+    sections_need_data: bool = False
+
+    @property
+    def name(self) -> str:
+        return str(self.config.task)
+
+
+CLASSIFICATION = Task(
+    classification_config.ClassificationConfig,
+    classification_config.check_choices,
+    classification_config.unread_fields,
+    classification.train_run,
+    classification.open_trained,
+    "anywidth train",
+    "anywidth predict",
+    deployment.deployed_classifier,
+)
+SUPER_RESOLUTION = Task(
+    super_resolution_config.SuperResolutionConfig,
+    super_resolution_config.check_choices,
+    super_resolution_config.unread_fields,
+    super_resolution.train_run,
+    super_resolution.open_trained,
+    "anywidth train sr",
+    "anywidth upscale",
+    deployment.deployed_upscaler,
+    crop_sections,
+    sections_need_data=True,
+)
+REINFORCEMENT = Task(
+    reinforcement_config.ReinforcementConfig,
+    reinforcement_config.check_choices,
+    reinforcement_config.unread_fields,
+    reinforcement.train_run,
+    reinforcement.open_trained,
+    "anywidth train rl",
+    "anywidth play",
+    deployment.deployed_policy,
+)
+TASKS: tuple[Task[Any], ...] = (CLASSIFICATION, SUPER_RESOLUTION, REINFORCEMENT)
+
+
+def task_named(name: object) -> Task[Any]:
+    """The task of a configuration."""
+    for task in TASKS:
+        if task.name == name:
+            return task
+    raise AnywidthError(
+        f"a run of task {name!r}: expected {', '.join(task.name for task in TASKS)}; it may need a "
+        "newer anywidth"
+    )
+
+
+def task_of(folder: Path) -> Task[Any]:
+    return _task(Run.open(folder))
+
+
+def check_same_task(folders: Sequence[Path]) -> None:
+    """Refuses runs whose numbers say different things."""
+    first = task_of(folders[0])
+    for folder in folders[1:]:
+        if (task := task_of(folder)) is not first:
+            raise AnywidthError(
+                f"{folders[0]} is a run of {first.name} and {folder} of {task.name}: name runs of "
+                "one task"
+            )
+
+
+def config_of(folder: Path) -> TrainingConfig:
+    """The configuration a run was started with."""
+    run = Run.open(folder)
+    config: TrainingConfig = run.read_config(_task(run).config)
+    return config
+
+
+def _task(run: Run) -> Task[Any]:
+    path = run.folder / "config.json"
+    if "task" not in run.config_data:
+        raise AnywidthError(f"{path}: no task in it, so the run is damaged; {MEND}")
+    try:
+        return task_named(run.config_data["task"])
+    except AnywidthError as error:
+        raise AnywidthError(f"{path}: {error}") from error
+
+
+def open_trained(
+    folder: Path,
+    device: str = "auto",
+    with_data: bool = True,
+    data_dir: Path | None = None,
+    eval_dir: Path | None = None,
+) -> Trained:
+    """A finished run of any task, with its data where it lies now."""
+    config = moved(config_of(folder), data_dir, eval_dir)
+    trained: Trained = task_named(config.task).open(folder, device, with_data, config)
+    return trained
+
+
+def open_only(task: Task[TrainedType], folder: Path, device: str, without_it: str) -> TrainedType:
+    """A finished run of one task, without its data.
+
+    Args:
+        task: the one that the command is for.
+        folder: of the run.
+        device: auto, cpu, cuda or cuda:N.
+        without_it: what a run of another task does not do, for the error.
+    """
+    found = task_of(folder)
+    if found is not task:
+        raise AnywidthError(
+            f"{folder} is a run of {found.name}, which {without_it}; train one with: "
+            f"{task.example}; this one is for: {found.use} {folder}"
+        )
+    return task.open(folder, device, False, None)

@@ -1,0 +1,133 @@
+"""Image sets small enough to be held whole in memory."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from anywidth.app.data.idx import SUFFIXES, find_idx, read_idx
+from anywidth.errors import AnywidthError
+
+ARRAY_NAMES = ("bundled", "fashion_mnist", "cifar10", "cifar100")
+
+BUNDLED = Path(__file__).parent / "bundled"
+DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+FASHION_MNIST_CLASSES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ImageArrays:
+    """Images (uint8, samples x channels x height x width), labels (int64) and class names."""
+
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        images, labels = self.images, self.labels
+        if images.dtype != torch.uint8 or images.ndim != 4:
+            raise AnywidthError(
+                f"images are {images.dtype} of shape {tuple(images.shape)}: expected torch.uint8 "
+                "of shape (samples, channels, height, width)"
+            )
+        if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
+            raise AnywidthError(
+                f"labels are {labels.dtype} of shape {tuple(labels.shape)}: expected torch.int64 "
+                f"of shape ({len(images)},), one for each image"
+            )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def to(self, device: torch.device | str) -> "ImageArrays":
+        """Return the same samples on a device; nothing is copied when they are there already."""
+        return ImageArrays(self.images.to(device), self.labels.to(device), self.classes)
+
+
+def load_arrays(name: str, root: Path | str | None = None, train: bool = True) -> ImageArrays:
+    """Load the training or the test images of a named set from files that are already here.
+
+    ``bundled`` is a subset of Fashion-MNIST inside the package and does not read ``root``.
+    ``fashion_mnist`` takes a folder of IDX files, as torchvision or Debian lay them out (Debian's
+    own folder without ``root``). ``cifar10`` and ``cifar100`` take the folder that torchvision
+    calls root, or one with the official binary files.
+    """
+    if name == "bundled":
+        return _read_fashion_mnist([BUNDLED], train)
+    if name == "fashion_mnist":
+        return _read_fashion_mnist(_fashion_mnist_folders(root), train)
+    if name in ("cifar10", "cifar100"):
+        if root is None:
+            raise AnywidthError(
+                f"{name} is not part of the package: give the folder that holds its files, "
+                "--data-dir on the command line, root in code"
+            )
+        from anywidth.app.data.cifar import CIFAR10, CIFAR100, read_cifar
+
+        layout = CIFAR10 if name == "cifar10" else CIFAR100
+        return _checked(*read_cifar(layout, _existing(Path(root)), train))
+    raise AnywidthError(
+        f"no image set is named {name!r}: expected one of {', '.join(map(repr, ARRAY_NAMES))}"
+    )
+
+
+def _fashion_mnist_folders(root: Path | str | None) -> list[Path]:
+    if root is None:
+        return [DEBIAN_FASHION_MNIST]
+    root = _existing(Path(root))
+    return [root, root / "FashionMNIST" / "raw", root / "raw", root / "fashion-mnist"]
+
+
+def _existing(root: Path) -> Path:
+    if not root.is_dir():
+        raise AnywidthError(
+            f"{root} is not a folder: give the one that holds the files, --data-dir on the command "
+            "line, root in code"
+        )
+    return root
+
+
+def _read_fashion_mnist(folders: list[Path], train: bool) -> ImageArrays:
+    prefix = "train" if train else "t10k"
+    names = (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte")
+    for folder in folders:
+        images_path, labels_path = (find_idx(folder, name) for name in names)
+        if images_path and labels_path:
+            images = read_idx(images_path, dimensions=3).unsqueeze(1)
+            labels = read_idx(labels_path, dimensions=1).long()
+            if len(images) != len(labels):
+                raise AnywidthError(
+                    f"{labels_path} holds {len(labels)} labels: expected {len(images)}, one for "
+                    f"each image of {images_path.name}; fetch both files again"
+                )
+            return _checked(images, labels, FASHION_MNIST_CLASSES, labels_path)
+    endings = ", ".join(repr(suffix) for suffix in SUFFIXES[1:])
+    raise AnywidthError(
+        f"Fashion-MNIST was not found: expected {names[0]} and {names[1]} (plain or ending in "
+        f"{endings}) in one of {', '.join(map(str, folders))}; give the folder that holds them "
+        "(--data-dir on the command line, root in code), or install Debian's package "
+        "dataset-fashion-mnist"
+    )
+
+
+def _checked(images: Tensor, labels: Tensor, classes: tuple[str, ...], path: Path) -> ImageArrays:
+    if len(images) == 0:
+        raise AnywidthError(f"{path} holds no images: fetch the file again")
+    if int(labels.max()) >= len(classes):
+        raise AnywidthError(
+            f"{path} holds the label {int(labels.max())}: expected 0 to {len(classes) - 1}; "
+            "it belongs to another image set"
+        )
+    return ImageArrays(images, labels, classes)

@@ -1,0 +1,243 @@
+"""Everything a classification task asks of its data, from the name of the data."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from anywidth.app.data.arrays import ARRAY_NAMES, ImageArrays, load_arrays
+from anywidth.app.data.augment import Augmentation, channel_statistics
+from anywidth.app.data.loader import DeviceLoader
+from anywidth.app.data.order import choose_balanced, hold_out
+from anywidth.errors import AnywidthError
+
+if TYPE_CHECKING:
+    from anywidth.app.data.folder_images import FolderAugmentation, ImageFiles
+
+HELD_OUT_SHARE = 0.1
+EVALUATION_RESIZE = 256 / 224
+
+
+class Loader(Protocol):
+    """What training, validation and calibration data have in common."""
+
+    @property
+    def samples(self) -> int:
+        """The samples of all ranks together."""
+
+    @property
+    def batch_size(self) -> int:
+        """The samples of a full batch, all ranks together."""
+
+    def __len__(self) -> int:
+        """Return the steps of an epoch."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the batches of epoch 0."""
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's part of each batch of an epoch, from step ``start`` on."""
+
+    def subset(
+        self, count: int, seed: int = 0, *, batch_size: int | None = None, augmented: bool = False
+    ) -> "Loader":
+        """Return a loader over ``count`` random samples in one fixed random order."""
+
+
+@dataclass(frozen=True)
+class ClassificationData:
+    """Loaders of one data set and what a model and a prediction need to know about it.
+
+    ``calibration`` holds the training samples as evaluation sees them, shuffled once. ``mean`` and
+    ``std`` are what images, on the scale from 0 to 1, were normalised with.
+    """
+
+    train: Loader
+    validation: Loader
+    calibration: Loader
+    classes: tuple[str, ...]
+    input_shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def load_classification(
+    name: str = "bundled",
+    root: Path | str | None = None,
+    *,
+    batch_size: int = 128,
+    evaluation_batch_size: int = 500,
+    augmentation: "Augmentation | FolderAugmentation | None" = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    rank: int = 0,
+    world_size: int = 1,
+    workers: int = 4,
+    image_size: int | None = None,
+    limit: int | None = None,
+    validation: Literal["test", "split"] = "test",
+    skip_corrupt: bool = False,
+) -> ClassificationData:
+    """Load a named set, or with ``"folder"`` and ``root``, or a path as ``name``, image folders.
+
+    Batch sizes count all ranks together. ``augmentation`` is an Augmentation for named sets and a
+    FolderAugmentation for folders, None for none. ``limit`` keeps only the first so many training
+    images, classes balanced. ``validation`` is the ``"test"`` set (``val/`` of a folder), or a
+    ``"split"``: a tenth of the training images of each class, which are then not trained on and are
+    the same for every seed.
+
+    ``image_size`` (224 unless given), ``workers`` and ``skip_corrupt`` are for folders; see
+    FolderLoader.
+    """
+    if validation not in ("test", "split"):
+        raise AnywidthError(f"validation={validation!r}: expected 'test' or 'split'")
+    split = validation == "split"
+    if name in ARRAY_NAMES:
+        source = _open_named(name, root, augmentation, image_size, device, limit, split)
+    else:
+        folder, size = _folder_of(name, root), 224 if image_size is None else image_size
+        source = _open_folder(folder, augmentation, size, workers, skip_corrupt, limit, split)
+    open_loader = partial(source.open_loader, device=device, rank=rank, world_size=world_size)
+    train = open_loader(
+        source.train,
+        batch_size=batch_size,
+        seed=seed,
+        augmentation=augmentation,
+        shuffle=True,
+        drop_last=True,
+        positions=source.trained,
+    )
+    return ClassificationData(
+        train=train,
+        validation=open_loader(
+            source.validation, batch_size=evaluation_batch_size, positions=source.validated
+        ),
+        calibration=train.subset(train.samples, seed, batch_size=evaluation_batch_size),
+        classes=source.train.classes,
+        input_shape=source.input_shape,
+        mean=source.mean,
+        std=source.std,
+    )
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Samples to train and validate on, at which positions (None: all), and how to load them."""
+
+    open_loader: Callable[..., Loader]
+    train: "ImageArrays | ImageFiles"
+    trained: Tensor
+    validation: "ImageArrays | ImageFiles"
+    validated: Tensor | None
+    input_shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def _open_named(
+    name: str,
+    root: Path | str | None,
+    augmentation: "Augmentation | FolderAugmentation | None",
+    image_size: int | None,
+    device: torch.device | str,
+    limit: int | None,
+    split: bool,
+) -> _Source:
+    if augmentation is not None and not isinstance(augmentation, Augmentation):
+        raise AnywidthError(
+            f"augmentation={augmentation} is for folders: pass an Augmentation for {name!r}"
+        )
+    arrays = load_arrays(name, root, train=True)
+    channels, height, width = arrays.images.shape[1:]
+    if image_size not in (None, height):
+        raise AnywidthError(
+            f"image_size={image_size}, but the images of {name!r} are {height} x {width}: leave "
+            "image_size out"
+        )
+    trained, held_out = _choose(arrays.labels, limit, split)
+    mean, std = channel_statistics(arrays.images[trained])
+    # On the device from here on, so that all loaders share one copy.
+    shared = arrays.to(device)
+    return _Source(
+        open_loader=partial(DeviceLoader, mean=mean, std=std),
+        train=shared,
+        trained=trained,
+        validation=shared if split else load_arrays(name, root, train=False),
+        validated=held_out,
+        input_shape=(channels, height, width),
+        mean=mean,
+        std=std,
+    )
+
+
+def _open_folder(
+    root: Path,
+    augmentation: "Augmentation | FolderAugmentation | None",
+    size: int,
+    workers: int,
+    skip_corrupt: bool,
+    limit: int | None,
+    split: bool,
+) -> _Source:
+    from anywidth.app.data.folder import (
+        IMAGENET_MEAN,
+        IMAGENET_STD,
+        FolderLoader,
+        check_same_classes,
+        scan_split,
+    )
+
+    if isinstance(augmentation, Augmentation):
+        raise AnywidthError(
+            f"augmentation={augmentation} is for named sets: pass a FolderAugmentation for {root}"
+        )
+    train = scan_split(root, "train")
+    validation = train if split else scan_split(root, "val")
+    check_same_classes(train, validation)
+    trained, held_out = _choose(train.labels, limit, split)
+    return _Source(
+        open_loader=partial(
+            FolderLoader,
+            size=size,
+            resize=round(size * EVALUATION_RESIZE),
+            workers=workers,
+            skip_corrupt=skip_corrupt,
+        ),
+        train=train,
+        trained=trained,
+        validation=validation,
+        validated=held_out,
+        input_shape=(3, size, size),
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    )
+
+
+def _folder_of(name: str, root: Path | str | None) -> Path:
+    if name == "folder":
+        if root is None:
+            raise AnywidthError(
+                "data 'folder' needs to know where: give the folder with train/ and val/ in it, "
+                "--data-dir on the command line, root in code"
+            )
+        return Path(root)
+    if os.sep in name or Path(name).is_dir():
+        return Path(name)
+    known = ", ".join(repr(known) for known in (*ARRAY_NAMES, "folder"))
+    raise AnywidthError(f"no data is named {name!r}: expected one of {known}, or a folder's path")
+
+
+def _choose(labels: Tensor, limit: int | None, split: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the positions to train on and, for a split, those to validate on."""
+    trained, held_out = torch.arange(len(labels)), None
+    if split:
+        # Drawn without the run's seed, so that runs of several seeds compare.
+        trained, held_out = hold_out(labels, HELD_OUT_SHARE, seed=0)
+    if limit is not None and limit < len(trained):
+        trained = trained[choose_balanced(labels[trained], limit)]
+    return trained, held_out

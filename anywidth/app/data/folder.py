@@ -1,0 +1,242 @@
+"""Batches from a folder of image files in ImageNet's layout, decoded by worker processes."""
+
+import logging
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
+
+from anywidth.app.data.augment import normalize
+from anywidth.app.data.folder_images import (
+    FolderAugmentation,
+    FolderBatch,
+    FolderImages,
+    ImageFiles,
+    scan_folder,
+)
+from anywidth.app.data.order import BatchOrder, OrderedLoader, choose_subset
+from anywidth.errors import AnywidthError, few_of
+
+logger = logging.getLogger(__name__)
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+def scan_split(root: Path, split: str) -> ImageFiles:
+    """List the images of ``root/split``, where split is ``train`` or ``val``."""
+    folder = root / split
+    if not folder.is_dir():
+        found = sorted(path.name for path in root.iterdir()) if root.is_dir() else []
+        raise AnywidthError(
+            f"{folder} is not a folder: expected train/ and val/ in {root}, each with one folder a "
+            f"class (there: {few_of(found) or 'nothing'})"
+        )
+    return scan_folder(folder)
+
+
+def check_same_classes(train: ImageFiles, validation: ImageFiles) -> None:
+    """Refuse folders whose classes differ: labels would not mean the same in both."""
+    only_train = sorted(set(train.classes) - set(validation.classes))
+    only_validation = sorted(set(validation.classes) - set(train.classes))
+    if only_train or only_validation:
+        raise AnywidthError(
+            f"{train.folder} and {validation.folder} differ in their classes: only the first has "
+            f"{few_of(only_train) or 'none'}, only the second {few_of(only_validation) or 'none'}; "
+            "expected the same folders in both"
+        )
+
+
+class FolderLoader(OrderedLoader):
+    """Yield normalised (images, labels) batches of image files.
+
+    The order is drawn from (seed, epoch), and what happens to an image from (seed, epoch, its
+    index), so that ranks, workers and a resumed epoch agree. Batches are cut as by DeviceLoader.
+
+    A file that does not decode stops the epoch with an error that names it. With ``skip_corrupt``
+    it is left out, which makes its batch shorter; ``corrupt`` then maps the files met so far to
+    the reasons, and a log line names them when the epoch ends. A part of a batch in which no image
+    decodes is empty, or with ``drop_last``, as in training, an error.
+
+    Worker processes stay between epochs and serve one epoch at a time: beginning another one ends
+    the one under way.
+    """
+
+    def __init__(
+        self,
+        files: ImageFiles,
+        *,
+        batch_size: int,
+        size: int = 224,
+        resize: int = 256,
+        augmentation: FolderAugmentation | None = None,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+        seed: int = 0,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        device: torch.device | str = "cpu",
+        rank: int = 0,
+        world_size: int = 1,
+        workers: int = 4,
+        skip_corrupt: bool = False,
+        positions: Tensor | None = None,
+    ) -> None:
+        """Read ``files``, or those at ``positions``; the augmentation replaces resize and crop."""
+        if not 1 <= size <= resize:
+            raise AnywidthError(
+                f"size={size}, resize={resize}: expected 1 <= size <= resize, the square that is "
+                "cut from an image whose shorter side is resize"
+            )
+        self.device = torch.device(device)
+        self.files = files
+        self.size, self.resize = size, resize
+        self.augmentation = augmentation
+        self.mean, self.std = tuple(mean), tuple(std)
+        self.workers = workers
+        self.skip_corrupt = skip_corrupt
+        self.positions = positions
+        self.corrupt: dict[str, str] = {}
+        self.order = BatchOrder(
+            samples=len(files) if positions is None else len(positions),
+            batch_size=batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            rank=rank,
+            world_size=world_size,
+        )
+        self._mean = torch.tensor(self.mean, device=self.device)
+        self._std = torch.tensor(self.std, device=self.device)
+        on_cuda = self.device.type == "cuda"
+        self._copies = torch.cuda.Stream(self.device) if on_cuda else None
+        self._sampler = _RankBatches(self.order, positions)
+        images = FolderImages(files, size=size, resize=resize, augmentation=augmentation, seed=seed)
+        self._decoded = DataLoader(
+            images,
+            batch_sampler=self._sampler,
+            num_workers=workers,
+            collate_fn=images.collate,
+            pin_memory=on_cuda,
+            persistent_workers=workers > 0,
+            worker_init_fn=_leave_interrupts_to_the_parent,
+            # Without one of its own it would draw from the global generator at every epoch.
+            generator=torch.Generator(),
+        )
+        self._epoch_under_way = object()
+
+    def _batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        token = self._epoch_under_way = object()
+        self._sampler.epoch, self._sampler.start = epoch, start
+        skipped: list[str] = []
+        for batch in self._decoded:
+            self._account_for_faults(batch)
+            skipped.extend(path for path, _ in batch.corrupt)
+            images = normalize(self._to_device(batch.images), self._mean, self._std)
+            yield images, self._to_device(batch.labels)
+            if self._epoch_under_way is not token:
+                raise AnywidthError(
+                    f"epoch {epoch} was going on when another epoch of the same loader began: "
+                    "finish one before the next, or use two loaders"
+                )
+        if skipped:
+            logger.warning(
+                "skipped %d corrupt image%s in epoch %d: %s",
+                len(skipped),
+                "" if len(skipped) == 1 else "s",
+                epoch,
+                few_of(skipped),
+            )
+
+    def _account_for_faults(self, batch: FolderBatch) -> None:
+        if batch.unreadable:
+            path, reason = batch.unreadable[0]
+            raise AnywidthError(
+                f"{path} cannot be read ({reason}): expected every file that was there when the "
+                "loader was made; check the disk and the file's permissions"
+            )
+        if not batch.corrupt:
+            return
+        if not self.skip_corrupt:
+            path, reason = batch.corrupt[0]
+            raise AnywidthError(
+                f"{path} is not a whole image ({reason}): replace or remove it, or go on "
+                "without such files: --skip-corrupt on the command line, skip_corrupt=True in code"
+            )
+        self.corrupt.update(batch.corrupt)
+        if self.order.drop_last and len(batch.images) == 0:
+            raise AnywidthError(
+                f"a batch is empty because all {len(batch.corrupt)} of its images are corrupt "
+                f"({few_of([path for path, _ in batch.corrupt])}): replace or remove them"
+            )
+
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        """Copy beside the computation: the host runs ahead, so the next batch is there in time."""
+        if self._copies is None:
+            return tensor.to(self.device)
+        computation = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self._copies):
+            copied = tensor.to(self.device, non_blocking=True)
+        computation.wait_stream(self._copies)
+        copied.record_stream(computation)
+        return copied
+
+    def subset(
+        self, count: int, seed: int = 0, *, batch_size: int | None = None, augmented: bool = False
+    ) -> "FolderLoader":
+        """Return a loader over ``count`` random files in one fixed random order.
+
+        It keeps the last, shorter batch; unless ``augmented``, images are resized and cropped
+        as for evaluation.
+        """
+        chosen = choose_subset(self.samples, count, seed)
+        return FolderLoader(
+            self.files,
+            batch_size=batch_size or self.batch_size,
+            size=self.size,
+            resize=self.resize,
+            augmentation=self.augmentation if augmented else None,
+            mean=self.mean,
+            std=self.std,
+            seed=self.order.seed,
+            device=self.device,
+            rank=self.order.rank,
+            world_size=self.order.world_size,
+            workers=self.workers,
+            skip_corrupt=self.skip_corrupt,
+            positions=chosen if self.positions is None else self.positions[chosen],
+        )
+
+
+class _RankBatches(Sampler[list[tuple[int, int]]]):
+    """This rank's (epoch, index) pairs of each step, for the epoch and start last set."""
+
+    def __init__(self, order: BatchOrder, positions: Tensor | None) -> None:
+        self.order = order
+        self.positions = positions
+        self.epoch = 0
+        self.start = 0
+
+    def __len__(self) -> int:
+        return len(self.order) - self.start
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        epoch = self.epoch
+        order = self.order.permutation(epoch)
+        if self.positions is not None:
+            order = self.positions[order]
+        for step in range(self.start, len(self.order)):
+            chosen = order[self.order.batch(step)][self.order.part(step)]
+            yield [(epoch, index) for index in chosen.tolist()]
+
+
+def _leave_interrupts_to_the_parent(worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal; the workers are to last until training has ended.
+
+    They would otherwise follow whatever the parent did about signals when they were forked.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

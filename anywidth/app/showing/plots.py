@@ -1,0 +1,246 @@
+"""The FLOPs-accuracy spectrum: error or score over multiply-adds, a mark for each width."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anywidth.app.showing.figure_style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, write_figure
+from anywidth.app.showing.spectrum_tables import format_metric, format_width, metric_label
+from anywidth.errors import AnywidthError
+from anywidth.measuring.spectra import Spectrum, joined, standard_error
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
+
+# For each kind of spectrum: how its marks look, and the colours of its first few series.
+# S-Nets are hollow, because at a shared width they lie on top of the others.
+_LOOKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "us": ({"marker": "o", "markersize": 4.5}, (BLUE, GREEN, PURPLE, ORANGE)),
+    "s": (
+        {"marker": "s", "markersize": 8, "linestyle": "none", "markerfacecolor": "none"},
+        (GREEN, PURPLE, ORANGE, BLUE),
+    ),
+    "i": (
+        {"marker": "D", "markersize": 5.5, "linestyle": "none"},
+        (ORANGE, PURPLE, GREEN, BLUE),
+    ),
+    "control": (
+        {"marker": "x", "markersize": 6, "linestyle": ":"},
+        (GREY, PURPLE, GREEN, ORANGE),
+    ),
+}
+_STEPS = (0.5, 0.25, 0.1)
+# A wider legend would not fit between the axes, as a share of the figure.
+_MOST_LEGEND_IN_FRAME = 0.85
+
+
+def plot_spectra(
+    spectra: Sequence[Spectrum],
+    path: str | Path,
+    metric: str | None = None,
+    title: str = "",
+) -> None:
+    """Draws a metric against multiply-adds.
+
+    A US-Net is a line with a dot a width, S-Nets are squares, I-Nets diamonds, a control a dotted
+    line with crosses. Bars are standard errors, where a metric has them. Spectra of one name and
+    kind are one series. A control that would squeeze everything else flat is cut off at the frame,
+    and the legend says how far it goes.
+
+    Args:
+        spectra: what `anywidth.spectrum` returned, one or more.
+        path: ends in .png or .svg.
+        metric: what to draw; the first spectrum's main metric if not given.
+        title: stands above the plot.
+    """
+    write_figure(path, lambda: spectra_figure(spectra, metric, title))
+
+
+def spectra_figure(
+    spectra: Sequence[Spectrum], metric: str | None = None, title: str = ""
+) -> Figure:
+    """The figure of `plot_spectra`; call it and `figure_bytes` inside `style()`."""
+    from matplotlib.figure import Figure
+
+    if not spectra:
+        raise AnywidthError("no spectra to draw: give at least one")
+    metric = spectra[0].metric(metric)
+    series = [_series(one, metric) for one in joined(spectra)]
+    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+    axes: Axes = figure.subplots()
+    costs = [cost for one in series for cost in one.macs]
+    unit, scale = _unit(max(costs))
+    low, high = _limits(series)
+    axes.set_xlabel(f"multiply-adds{unit}")
+    axes.set_ylabel(metric_label(metric))
+    axes.set_xlim(*_padded(min(costs) / scale, max(costs) / scale, 0.05))
+    axes.set_ylim(low, high)
+    _draw(axes, series, scale)
+    if any(_beyond(one, low, high) or any(one.errors) for one in series):
+        # Lines that leave the frame leave no corner of it free, and a legend is blind to bars.
+        _legend_below(figure)
+    elif len(series) > 1 or series[0].name:
+        legend = axes.legend(loc="best", labelcolor=INK)
+        if _size(figure, legend)[0] > _MOST_LEGEND_IN_FRAME * figure.bbox.width:
+            legend.remove()
+            _legend_below(figure)
+    _width_axis(axes, spectra, scale)
+    if title:
+        axes.set_title(title)
+    return figure
+
+
+def _draw(axes: Axes, series: Sequence[_Series], scale: float) -> None:
+    """Marks and bars; each series of a kind in the next of its colours."""
+    low, high = axes.get_ylim()
+    used: Counter[str] = Counter()
+    for one in series:
+        look, colors = _LOOKS[one.kind]
+        color = colors[used[one.kind] % len(colors)]
+        used[one.kind] += 1
+        places = [cost / scale for cost in one.macs]
+        axes.plot(
+            places,
+            one.values,
+            color=color,
+            label=_legend(one, low, high),
+            zorder=2 if one.kind == "control" else 3,
+            markeredgewidth=1.6,
+            **look,
+        )
+        if any(one.errors):
+            axes.errorbar(
+                places, one.values, one.errors, fmt="none", color=color, elinewidth=1, capsize=2.5
+            )
+
+
+@dataclass(frozen=True)
+class _Series:
+    name: str
+    kind: str
+    macs: tuple[int, ...]
+    values: tuple[float, ...]
+    errors: tuple[float, ...]
+
+
+def _series(spectrum: Spectrum, metric: str) -> _Series:
+    spectrum.metric(metric)
+    found = sorted(
+        (point.macs, point.metrics[metric], standard_error(point, metric))
+        for point in spectrum.points
+        if math.isfinite(point.metrics.get(metric, math.nan))
+    )
+    if not found:
+        raise AnywidthError(f"{metric!r} of {spectrum.name!r} is not a finite number anywhere")
+    costs, values, errors = zip(*found, strict=True)
+    return _Series(spectrum.name, spectrum.kind, costs, values, errors)
+
+
+def _limits(series: Sequence[_Series]) -> tuple[float, float]:
+    """Room for every value, unless controls would leave the others under a third of it.
+
+    Then the frame ends where the others end, on those sides alone that controls run far beyond.
+    """
+    everything = [value for one in series for value in _extent(one)]
+    measured = [value for one in series if one.kind != "control" for value in _extent(one)]
+    low, high = min(everything), max(everything)
+    if measured and (max(measured) - min(measured)) * 3 < high - low:
+        inner_low, inner_high = _padded(min(measured), max(measured), 0.1)
+        room = inner_high - inner_low
+        low = low if inner_low - low <= room else inner_low
+        high = high if high - inner_high <= room else inner_high
+    return _padded(low, high, 0.07)
+
+
+def _extent(one: _Series) -> list[float]:
+    pairs = list(zip(one.values, one.errors, strict=True))
+    return [value - error for value, error in pairs] + [value + error for value, error in pairs]
+
+
+def _beyond(one: _Series, low: float, high: float) -> list[float]:
+    return [value for value in one.values if not low <= value <= high]
+
+
+def _legend(one: _Series, low: float, high: float) -> str:
+    if not (beyond := _beyond(one, low, high)):
+        return one.name or one.kind
+    furthest = max(beyond, key=lambda value: max(low - value, value - high))
+    return f"{one.name or one.kind} (beyond the frame, to {format_metric(furthest)})"
+
+
+def _legend_below(figure: Figure) -> None:
+    """A legend under the axes: two columns if they fit, else one, its labels broken if need be.
+
+    The figure grows by the lines that are more than two columns would have.
+    """
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    usual = 0.0
+    for columns, longest in ((2, None), *((1, n) for n in (None, *range(80, 0, -5)))):
+        texts = [label if longest is None else textwrap.fill(label, longest) for label in labels]
+        legend = figure.legend(
+            handles, texts, loc="outside lower center", ncols=columns, labelcolor=INK
+        )
+        width, height = _size(figure, legend)
+        usual = usual or height
+        if width <= figure.bbox.width:
+            figure.set_figheight(figure.get_figheight() + (height - usual) / figure.dpi)
+            return
+        legend.remove()
+
+
+def _size(figure: Figure, legend: Legend) -> tuple[float, float]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    extent = legend.get_window_extent(FigureCanvasAgg(figure).get_renderer())
+    return extent.width, extent.height
+
+
+def _padded(low: float, high: float, share: float) -> tuple[float, float]:
+    room = (high - low) * share or abs(high) * share or share
+    return low - room, high + room
+
+
+def _unit(largest: float) -> tuple[str, float]:
+    for name, scale in ((", G", 1e9), (", M", 1e6), (", k", 1e3)):
+        if largest >= 10 * scale or (largest >= scale and name != ", G"):
+            return name, scale
+    return "", 1.0
+
+
+def _width_axis(axes: Axes, spectra: Sequence[Spectrum], scale: float) -> None:
+    """Widths along the top, where all spectra agree on what a width costs."""
+    costs: dict[float, int] = {}
+    for point in (point for one in spectra for point in one.points):
+        if point.width is not None and costs.setdefault(point.width, point.macs) != point.macs:
+            return
+    if len(costs) < 2:
+        return
+    left, right = axes.get_xlim()
+    ticks: dict[float, str] = {}
+    ranked = sorted(costs, key=lambda width: _importance(width, costs))
+    if len(ranked) > 8:
+        ranked = [width for width in ranked if _importance(width, costs)[0] <= len(_STEPS)]
+    for width in ranked:
+        place = costs[width] / scale
+        if all(abs(place - other) > 0.08 * (right - left) for other in ticks):
+            ticks[place] = format_width(width)
+    top = axes.secondary_xaxis("top")
+    top.set_xticks(list(ticks), list(ticks.values()))
+    top.set_xlabel("width")
+    top.spines["top"].set_visible(False)
+
+
+def _importance(width: float, widths: Iterable[float]) -> tuple[int, float]:
+    """The ends first, then halves, quarters, tenths: the numbers people look for on an axis."""
+    if width in (min(widths), max(widths)):
+        return 0, width
+    fits = [i for i, step in enumerate(_STEPS, 1) if abs(width / step - round(width / step)) < 1e-6]
+    return min(fits, default=len(_STEPS) + 1), width

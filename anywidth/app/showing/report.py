@@ -1,0 +1,247 @@
+"""One self-contained HTML page about a run: pictures, table, plan, configuration."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import math
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from anywidth._version import __version__
+from anywidth.app.showing.curves import curves_figure, has_curves
+from anywidth.app.showing.figure_style import FAINT_INK, GRID, INK, figure_bytes, style
+from anywidth.app.showing.plots import spectra_figure
+from anywidth.app.showing.spectrum_tables import (
+    format_count,
+    format_mean,
+    format_metric,
+    format_point,
+    format_width,
+    metric_label,
+    shown_metrics,
+)
+from anywidth.errors import AnywidthError
+from anywidth.files import write_atomically
+from anywidth.measuring.spectra import Spectrum, SpectrumPoint, joined, values_at
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# What a picture's first bytes say about its type.
+_IMAGE_TYPES = {
+    b"\x89PNG": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"RIFF": "image/webp",
+    b"GIF8": "image/gif",
+    b"<svg": "image/svg+xml",
+    b"<?xml": "image/svg+xml",
+}
+# The page loads nothing: what it shows lies inside it.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page that a task adds; neighbours of one title share a heading.
+
+    Args:
+        title: the heading.
+        html: markup, put into the page as it is: escape what did not come from the code.
+        image: a picture's bytes (PNG, JPEG, WebP, GIF or SVG).
+        caption: stands below the picture.
+    """
+
+    title: str
+    html: str = ""
+    image: bytes | None = None
+    caption: str = ""
+
+
+def write_report(
+    path: str | Path,
+    *,
+    title: str,
+    run_summary: Mapping[str, Any],
+    spectrum: Spectrum,
+    baselines: Sequence[Spectrum] = (),
+    metrics: Sequence[Mapping[str, float]] = (),
+    plan_text: str = "",
+    extra_sections: Sequence[Section] = (),
+) -> None:
+    """Writes the page; it needs no other file and no network.
+
+    Args:
+        path: the .html file.
+        title: the heading of the page.
+        run_summary: what to say of the run by name; a mapping inside (the configuration, the
+            versions) becomes a table of its own.
+        spectrum: the network at all its widths.
+        baselines: what it is compared with in the plot.
+        metrics: rows of training metrics for the curves, from `read_metrics`; may be empty.
+        plan_text: the printed plan.
+        extra_sections: what else the task has to show.
+    """
+    if not spectrum.points:
+        raise AnywidthError(f"the spectrum {spectrum.name!r} has no points: nothing to report")
+    metric = spectrum.metric()
+    with style():
+        parts = [_section("Spectrum", _plot(spectra_figure([spectrum, *baselines], metric)))]
+        if has_curves(metrics):
+            parts.append(_section("Training", _plot(curves_figure(metrics))))
+    for heading, sections in itertools.groupby(extra_sections, key=lambda one: one.title):
+        parts.append(_section(heading, "".join(map(_extra, sections))))
+    parts.append(_section("Widths", _width_table(spectrum, baselines, metric)))
+    if run_summary:
+        parts.append(_section("Run", _summary(run_summary)))
+    if plan_text:
+        parts.append(_section("Plan", f"<pre>{escape(plan_text)}</pre>"))
+    page = _page(title, _tiles(spectrum, metric), "\n".join(parts))
+    write_atomically(path, page.encode())
+
+
+def _page(title: str, tiles: str, sections: str) -> str:
+    package = resources.files("anywidth.app.showing")
+    styles = package.joinpath("report_page.css").read_text("utf-8")
+    script = package.joinpath("report_page.js").read_text("utf-8")
+    versions = (
+        f"anywidth {__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}"
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<title>{escape(title)}</title>
+<style>
+{styles}</style>
+</head>
+<body>
+<main>
+<h1>{escape(title)}</h1>
+{tiles}
+{sections}
+<footer>Page written by {escape(versions)}.</footer>
+</main>
+<script>
+{script}</script>
+</body>
+</html>
+"""
+
+
+def _section(title: str, inside: str) -> str:
+    return f"<section>\n<h2>{escape(title)}</h2>\n{inside}\n</section>"
+
+
+def _tiles(spectrum: Spectrum, metric: str) -> str:
+    """What one looks for first: the main metric and the cost at both ends."""
+    by_cost = sorted(spectrum.points, key=lambda point: (point.macs, point.width or 0.0))
+    narrowest, widest = by_cost[0], by_cost[-1]
+    shown = [_tile(widest, metric)]
+    if narrowest.macs != widest.macs:
+        shown.append(_tile(narrowest, metric))
+        fewer = f"{widest.macs / narrowest.macs:.1f} times"
+        shown.append((fewer, "fewer multiply-adds at the narrowest"))
+    # Widths that round to the same channels are one network.
+    count = len({(point.channels, point.macs, point.parameters) for point in spectrum.points})
+    shown.append((str(count), f"{'network' if count == 1 else 'networks'} from one set of weights"))
+    tiles = (
+        f'<div class="tile"><b>{escape(b)}</b><span>{escape(s)}</span></div>' for b, s in shown
+    )
+    return f'<div class="tiles">{"".join(tiles)}</div>'
+
+
+def _tile(point: SpectrumPoint, metric: str) -> tuple[str, str]:
+    where = "nonuniform" if point.width is None else f"at width {format_width(point.width)}"
+    label = f"{metric_label(metric)} {where}, {format_count(point.macs)} multiply-adds"
+    return format_point(point, metric), label
+
+
+def _plot(figure: Figure) -> str:
+    """A figure as inline SVG whose text and grid take the page's colours, light or dark."""
+    text = figure_bytes(figure, "svg", transparent=True).decode()
+    text = text[text.index("<svg") :]
+    for color, name in ((INK, "ink"), (FAINT_INK, "faint"), (GRID, "line")):
+        text = text.replace(color, f"var(--{name})")
+    return f"<figure>{text}</figure>"
+
+
+def _width_table(spectrum: Spectrum, baselines: Sequence[Spectrum], metric: str) -> str:
+    """A row a width, with what the baselines reach at the same width."""
+    series = joined(baselines)
+    has_latency = any(point.latency_ms is not None for point in spectrum.points)
+    metrics = shown_metrics(spectrum)
+    headings = ["width", *map(metric_label, metrics), "multiply-adds", "parameters"]
+    headings += ["latency, ms"] * has_latency
+    headings += [f"{one.name}, {metric_label(metric)}" for one in series]
+    head = "".join(
+        f'<th scope="col"><button type="button">{escape(heading)}</button></th>'
+        for heading in headings
+    )
+    rows = []
+    for point in spectrum.points:
+        cells = [_cell(point.width, format_width(point.width))]
+        for name in metrics:
+            cells.append(_cell(point.metrics.get(name), format_point(point, name)))
+        cells.append(_cell(point.macs, format_count(point.macs)))
+        cells.append(_cell(point.parameters, format_count(point.parameters)))
+        if has_latency:
+            cells.append(_cell(point.latency_ms, format_metric(point.latency_ms)))
+        for one in series:
+            values = [] if point.width is None else values_at(one, point.width, metric)
+            mean = statistics.mean(values) if values else None
+            cells.append(_cell(mean, format_mean(values, metric)))
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    body = "\n".join(rows)
+    return (
+        f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{body}\n</tbody>\n</table></div>"
+    )
+
+
+def _cell(value: float | None, text: str) -> str:
+    known = value is not None and math.isfinite(value)
+    return f'<td data-value="{value if known else ""}">{escape(text)}</td>'
+
+
+def _summary(summary: Mapping[str, Any]) -> str:
+    """Single values first, then each mapping under its name."""
+    single = {name: value for name, value in summary.items() if not isinstance(value, Mapping)}
+    tables = [_pairs(single)] if single else []
+    for name, value in summary.items():
+        if isinstance(value, Mapping):
+            tables.append(f"<h3>{escape(str(name))}</h3>\n{_pairs(value)}")
+    return "\n".join(tables)
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    rows = "\n".join(
+        f'<tr><th scope="row">{escape(str(name))}</th><td>{escape(str(value))}</td></tr>'
+        for name, value in values.items()
+    )
+    return f'<table class="pairs"><tbody>\n{rows}\n</tbody></table>'
+
+
+def _extra(section: Section) -> str:
+    if section.image is None:
+        return section.html
+    kind = next((k for mark, k in _IMAGE_TYPES.items() if section.image.startswith(mark)), None)
+    if kind is None:
+        raise AnywidthError(
+            f"the picture of section {section.title!r} starts with {section.image[:8]!r}: "
+            "expected the bytes of a PNG, JPEG, WebP, GIF or SVG file"
+        )
+    source = f"data:{kind};base64,{base64.b64encode(section.image).decode()}"
+    caption = f"<figcaption>{escape(section.caption)}</figcaption>" if section.caption else ""
+    picture = f'<img src="{source}" alt="{escape(section.caption or section.title)}">'
+    return f"{section.html}<figure>{picture}{caption}</figure>"

@@ -1,0 +1,240 @@
+"""Spectra as people read them: tables for a terminal, numbers with their units and spread."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from anywidth.errors import AnywidthError
+from anywidth.measuring.spectra import (
+    STANDARD_ERROR,
+    Spectrum,
+    SpectrumPoint,
+    joined,
+    standard_error,
+    values_at,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Table
+
+_LABELS = {
+    "top1_error": "top-1 error, %",
+    "top5_error": "top-5 error, %",
+    "top1_accuracy": "top-1 accuracy, %",
+    "top5_accuracy": "top-5 accuracy, %",
+    "psnr": "PSNR, dB",
+    "ssim": "SSIM",
+    "score": "mean score",
+    "greedy_score": "mean score, greedy",
+}
+
+
+def spectrum_table(spectrum: Spectrum) -> FittedTable:
+    """A row a width, for a terminal; on a narrow one without some columns, as a line then says."""
+    points = spectrum.points
+    width = _Column("width", [format_width(point.width) for point in points])
+    macs = _Column("multiply-adds", [format_count(point.macs) for point in points])
+    parameters = _Column("parameters", [format_count(point.parameters) for point in points])
+    metrics = [
+        _Column(metric_label(name), [format_point(point, name) for point in points])
+        for name in shown_metrics(spectrum)
+    ]
+    latency = [_Column("latency, ms", [format_metric(point.latency_ms) for point in points])]
+    if all(point.latency_ms is None for point in points):
+        latency = []
+    return FittedTable(
+        spectrum.name,
+        [width, macs, parameters, *metrics, *latency],
+        [width, *metrics[:1], macs, parameters, *latency, *metrics[1:]],
+    )
+
+
+def comparison_table(spectra: Sequence[Spectrum], metric: str | None = None) -> BlockTable:
+    """A row a width, a column a spectrum; several runs of one name as mean ± deviation.
+
+    Where there is no room for all beside each other they are numbered, and go on below.
+    """
+    series = joined(spectra)
+    if not series:
+        raise AnywidthError("comparison_table([]): give at least one spectrum")
+    metric = series[0].metric(metric)
+    widths = sorted({p.width for one in series for p in one.points if p.width is not None})
+    columns = []
+    for one in series:
+        one.metric(metric)
+        found = (values_at(one, width, metric) for width in widths)
+        columns.append(_Column(one.name, [format_mean(values, metric) for values in found]))
+    first = _Column("width", list(map(format_width, widths)))
+    return BlockTable(metric_label(metric), first, columns)
+
+
+def shown_metrics(spectrum: Spectrum) -> list[str]:
+    """The metrics a table has a column for: a standard error stands beside its mean."""
+    names = spectrum.metrics
+    return [
+        name
+        for name in names
+        if not (name.endswith(STANDARD_ERROR) and name.removesuffix(STANDARD_ERROR) in names)
+    ]
+
+
+def format_point(point: SpectrumPoint, metric: str) -> str:
+    """A metric at one width, with its standard error if there is one."""
+    value, error = point.metrics.get(metric), standard_error(point, metric)
+    if value is None or error == 0:
+        return format_metric(value, metric)
+    return _with_spread(value, error, metric)
+
+
+def format_mean(values: list[float], metric: str | None = None) -> str:
+    """The one value, or of several (seeds) the mean ± the standard deviation."""
+    if len(values) < 2:
+        return format_metric(values[0] if values else None, metric)
+    return _with_spread(statistics.mean(values), statistics.stdev(values), metric)
+
+
+def format_metric(value: float | None, metric: str | None = None) -> str:
+    """A value with the decimals its metric is read with; where that is not known, by its size."""
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{value:.{_places(value, metric)}f}"
+
+
+def format_count(count: float) -> str:
+    """A large count with its unit: 568.7 M."""
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if abs(count) >= size:
+            return f"{count / size:.1f}{unit}"
+    return f"{count:.0f}"
+
+
+def format_width(width: float | None) -> str:
+    return "nonuniform" if width is None else str(round(float(width), 6))
+
+
+def metric_label(metric: str) -> str:
+    """A metric's name as it stands on an axis."""
+    return _LABELS.get(metric, metric.replace("_", " "))
+
+
+def _places(value: float, metric: str | None) -> int:
+    name = metric or ""
+    if name.startswith("ssim") or "loss" in name:
+        return 4
+    if name.startswith("psnr") or "score" in name or metric_label(name).endswith("%"):
+        return 2
+    return 2 if abs(value) >= 1 else 4
+
+
+def _with_spread(value: float, spread: float, metric: str | None) -> str:
+    """Both to the same decimal place."""
+    places = _places(value, metric)
+    return f"{value:.{places}f} ± {spread:.{places}f}"
+
+
+# ---- tables that know how much room there is ----------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Column:
+    """A heading over numbers, which are never cut or broken."""
+
+    heading: str
+    cells: Sequence[str]
+
+    @property
+    def breadth(self) -> int:
+        return max(map(len, [*self.heading.splitlines(), *self.cells]), default=0)
+
+    def folded(self) -> _Column:
+        """With its heading over several lines, so that it is hardly broader than its numbers."""
+        parts = textwrap.wrap(self.heading, 1, break_long_words=False)
+        room = max(map(len, [*parts, *self.cells]), default=1)
+        return replace(self, heading="\n".join(textwrap.wrap(self.heading, room)))
+
+
+@dataclass(frozen=True)
+class FittedTable:
+    """Prints the columns there is room for, and a line that names the others.
+
+    Args:
+        title: stands above the table.
+        columns: from left to right.
+        ranked: the same columns, those first that are to be kept; the first two always are.
+    """
+
+    title: str
+    columns: Sequence[_Column]
+    ranked: Sequence[_Column]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        if _fits(self.columns, options):
+            yield _table(self.title, self.columns)
+            return
+        kept = list(self.ranked)
+        while len(kept) > 2 and not _fits([one.folded() for one in kept], options):
+            kept.pop()
+        yield _table(self.title, [one.folded() for one in self.columns if one in kept])
+        if left_out := [one.heading for one in self.columns if one not in kept]:
+            yield Text(f"No room for: {'; '.join(left_out)}. spectrum.csv has all columns.")
+
+
+@dataclass(frozen=True)
+class BlockTable:
+    """Prints columns of any number, in blocks one below the other where they are too many.
+
+    Args:
+        title: stands above the table.
+        first: the column that every block begins with.
+        columns: the others.
+    """
+
+    title: str
+    first: _Column
+    columns: Sequence[_Column]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        whole = [self.first, *self.columns]
+        for columns in (whole, [one.folded() for one in whole]):
+            if _fits(columns, options):
+                yield _table(self.title, columns)
+                return
+        for number, one in enumerate(self.columns, 1):
+            yield Text(f"{number:>3}  {one.heading}")
+        block, title = [self.first], self.title
+        for number, one in enumerate(self.columns, 1):
+            numbered = replace(one, heading=str(number))
+            if len(block) > 1 and not _fits([*block, numbered], options):
+                yield _table(title, block)
+                block, title = [self.first], ""
+            block.append(numbered)
+        yield _table(title, block)
+
+
+def _fits(columns: Sequence[_Column], options: ConsoleOptions) -> bool:
+    """Three characters between two columns, and one at either end."""
+    return sum(one.breadth + 3 for one in columns) - 1 <= options.max_width
+
+
+def _table(title: str, columns: Sequence[_Column]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=escape(title) or None, box=SIMPLE_HEAD, pad_edge=False)
+    for one in columns:
+        table.add_column(Text(one.heading), justify="right", no_wrap=True)
+    for cells in zip(*(one.cells for one in columns), strict=True):
+        table.add_row(*cells)
+    return table

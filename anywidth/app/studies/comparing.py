@@ -1,0 +1,185 @@
+"""Errors of several settings set against each other, seed by seed, and put into words."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from anywidth.app.showing.spectrum_tables import format_width
+from anywidth.errors import AnywidthError
+from anywidth.measuring.spectra import Spectrum
+
+METRIC = "top1_error"
+# Networks whose error lies no further below that of guessing have learned nothing, in points.
+NEAR_CHANCE = 1.0
+
+GUESSING = "; all that are compared do no better than guessing: train longer"
+
+# (network, label of the setting)
+Line = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a study measured, and what the paper printed for the same settings.
+
+    Args:
+        spectra: line → seed → spectrum.
+        paper: line → width → top-1 error; lines the paper has no numbers for are left out.
+        classes: how many there are to choose from, where that is known.
+        test_images: how many the errors were measured with, where that is known.
+    """
+
+    spectra: Mapping[Line, Mapping[int, Spectrum]]
+    paper: Mapping[Line, Mapping[float, float]]
+    classes: int | None = None
+    test_images: int | None = None
+
+    def seeds(self, line: Line) -> Mapping[int, Spectrum]:
+        if line not in self.spectra:
+            raise AnywidthError(f"no results of {line}; there are {list(self.spectra)}")
+        return self.spectra[line]
+
+    def widths(self, line: Line) -> list[float]:
+        """The widths that every seed has."""
+        spectra = self.seeds(line).values()
+        found = [{p.width for p in one.points if p.width is not None} for one in spectra]
+        return sorted(set.intersection(*found))
+
+    def errors(self, line: Line, widths: Sequence[float]) -> list[float]:
+        """The mean error over some widths, one for each seed."""
+        return [
+            statistics.mean(one.at(width).metrics[METRIC] for width in widths)
+            for one in self.seeds(line).values()
+        ]
+
+    def learned_nothing(self, errors: Sequence[float]) -> bool:
+        """Whether all errors are those of guessing, so that their order says nothing."""
+        return self.classes is not None and min(errors) >= chance(self.classes) - NEAR_CHANCE
+
+    def sampling_error(self, one: float, other: float) -> float:
+        """The standard error of the difference of two error rates, in points; 0 if not known."""
+        if self.test_images is None:
+            return 0.0
+        variances = [error * (100 - error) / self.test_images for error in (one, other)]
+        return math.sqrt(sum(variances))
+
+    def paper_error(self, line: Line, widths: Sequence[float]) -> float | None:
+        """The paper's mean error over some widths, if it printed all of them."""
+        printed = self.paper.get(line, {})
+        if not widths or any(width not in printed for width in widths):
+            return None
+        return statistics.mean(printed[width] for width in widths)
+
+
+class Verdict(StrEnum):
+    HOLDS = "holds"
+    FAILS = "does not hold"
+    OPEN = "too close to call"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something the paper found, and whether it holds in our numbers."""
+
+    verdict: Verdict
+    text: str
+
+    def __str__(self) -> str:
+        return f"**{self.verdict[0].upper()}{self.verdict[1:]}.** {self.text}"
+
+
+def chance(classes: int) -> float:
+    """The top-1 error of guessing, in percent."""
+    return 100 * (1 - 1 / classes)
+
+
+def judge(values: Sequence[float], limit: float = 0.0, noise: float = 0.0) -> Verdict:
+    """Whether the mean of the seeds is at most `limit`.
+
+    It is too close to call where the seeds differ by more than the mean lies from the limit. One
+    seed alone knows no spread, so that `noise` stands in for it.
+    """
+    mean = statistics.mean(values)
+    spread = statistics.stdev(values) if len(values) > 1 else noise
+    if abs(mean - limit) < spread:
+        return Verdict.OPEN
+    return Verdict.HOLDS if mean <= limit else Verdict.FAILS
+
+
+def compare(
+    claim: str,
+    results: Results,
+    network: str,
+    one: str,
+    other: str,
+    widths: Sequence[float],
+    limit: float = 0.0,
+    at_least: bool = False,
+    same_weights: bool = False,
+) -> Finding:
+    """How the error of one setting lies to another's, in the mean over some widths.
+
+    Args:
+        claim: what the paper says, in words.
+        results: of the study.
+        network: whose lines they are.
+        one: the label of the first setting.
+        other: and of the second.
+        widths: the mean is over these.
+        limit: the claim holds if the first's error exceeds the second's by at most this.
+        at_least: the claim holds if it exceeds it by at least this instead.
+        same_weights: one training measured twice, so that small differences count too.
+    """
+    first, second = (network, one), (network, other)
+    common = [s for s in results.seeds(first) if s in results.seeds(second)]
+    ours, theirs = (
+        dict(zip(results.seeds(line), results.errors(line, widths), strict=True))
+        for line in (first, second)
+    )
+    differences = [ours[seed] - theirs[seed] for seed in common]
+    sign = -1 if at_least else 1
+    means = [statistics.mean(ours.values()), statistics.mean(theirs.values())]
+    noise = 0.0 if same_weights else results.sampling_error(*means)
+    verdict = judge([sign * value for value in differences], sign * limit, noise)
+    remark = ""
+    if results.learned_nothing(means):
+        verdict, remark = Verdict.OPEN, GUESSING
+    printed = [results.paper_error(line, widths) for line in (first, second)]
+    paper = None
+    if printed[0] is not None and printed[1] is not None:
+        paper = printed[0] - printed[1]
+    text = f"{claim}: the error of {one} is {spell(differences)} that of {other}"
+    where = f"{spell_widths(widths)} ({spell_spread(differences, paper, noise)})"
+    return Finding(verdict, f"{text}, {where}{remark}.")
+
+
+def spell(values: Sequence[float]) -> str:
+    """A mean difference in words: `0.31 points below`."""
+    mean = statistics.mean(values)
+    if abs(mean) < 0.005:
+        return "equal to"
+    return f"{abs(mean):.2f} points {'below' if mean < 0 else 'above'}"
+
+
+def spell_spread(values: Sequence[float], paper: float | None, noise: float = 0.0) -> str:
+    """The spread over the seeds, and the paper's difference where it printed one."""
+    spread = f"one seed, ± {noise:.2f} by the number of test images" if noise else "one seed"
+    if len(values) > 1:
+        spread = f"± {statistics.stdev(values):.2f} over {len(values)} seeds"
+    if paper is None:
+        return spread
+    theirs = spell([paper]).replace(" points", "").replace("equal to", "no difference")
+    return f"{spread}; paper: {theirs}"
+
+
+def spell_widths(widths: Sequence[float]) -> str:
+    names = [format_width(width) for width in widths]
+    if len(names) == 1:
+        return f"at width {names[0]}"
+    if len(names) <= 5:
+        return f"mean over widths {', '.join(names[:-1])} and {names[-1]}"
+    return f"mean over {len(names)} widths from {names[0]} to {names[-1]}"

@@ -1,0 +1,242 @@
+"""The studies, a row each: the networks they train and how they measure them."""
+
+from __future__ import annotations
+
+from anywidth.app.studies import findings
+from anywidth.app.studies.study_parts import (
+    Measurement,
+    Network,
+    Picture,
+    Setting,
+    Study,
+    Training,
+    training,
+)
+
+MOBILENET_V1 = Network("mobilenet_v1", "MobileNet v1", (0.25, 0.5, 0.75, 1.0))
+MOBILENET_V2 = Network("mobilenet_v2", "MobileNet v2", (0.35, 0.5, 0.75, 1.0))
+
+AS_TRAINED = Measurement("as-trained", "trained", "trained")
+CALIBRATED = Measurement("calibrated")
+STAGES = Measurement("stages", widths="stages")
+POST_STATISTICS = {
+    "moving over all": (Measurement("moving-all", "moving", "table", "all"), "1.28M moving"),
+    "exact over all": (Measurement("exact-all", "exact", "table", "all"), "1.28M exact"),
+    "exact over 1k": (Measurement("exact-1k", "exact", "table", 1000), "1k exact"),
+    "exact over 2k": (Measurement("exact-2k", "exact", "table", 2000), "2k exact"),
+    "no post-statistics": (Measurement("cut", "cut", "table"), None),
+}
+
+US_V1 = training(MOBILENET_V1)
+S_V1 = training(MOBILENET_V1, method="s")
+I_V1 = tuple(training(MOBILENET_V1, method="i", width=w) for w in MOBILENET_V1.widths)
+US_V2 = training(MOBILENET_V2)
+S_V2 = training(MOBILENET_V2, method="s")
+I_V2 = tuple(training(MOBILENET_V2, method="i", width=w) for w in MOBILENET_V2.widths)
+NONUNIFORM = training(MOBILENET_V1, nonuniform=True)
+# As many configurations as d = 8 has: the 1,513 of d = 1 do not fit in memory as captured graphs.
+US_V1_BY_ONE = training(MOBILENET_V1, divisor=1, lattice=187)
+# Only `drawn-widths` draws random widths from so few configurations, to show what that does.
+FEW = 16
+# An eighth of the minutes that its trainings took, eight processes side by side under MPS.
+H200 = "CIFAR-10, an H200"
+
+
+def _us(label: str, one: Training = US_V1, paper: tuple[str, str] | None = None) -> Setting:
+    """A line of MobileNet v1's for which the paper's default US-Net is the unchanged one."""
+    if one == US_V1 and paper is None:
+        paper = ("main", "us-net")
+    return Setting(label, MOBILENET_V1, (one,), CALIBRATED, paper=paper)
+
+
+def _without_distillation(rule: str) -> Training:
+    return training(MOBILENET_V1, rule=rule, widths_per_step=3, distill=False)
+
+
+STUDIES: tuple[Study, ...] = (
+    Study(
+        "main",
+        "table 1, figures 1 and 3",
+        "individually trained networks (I-Net), four switches (S-Net) and one network for all "
+        "widths (US-Net), MobileNet v1 and v2",
+        tuple(
+            setting
+            for network, us, s, i in (
+                (MOBILENET_V1, US_V1, S_V1, I_V1),
+                (MOBILENET_V2, US_V2, S_V2, I_V2),
+            )
+            for setting in (
+                Setting("I-Net", network, i, AS_TRAINED, kind="i", paper=("main", "i-net")),
+                Setting("S-Net", network, (s,), AS_TRAINED, kind="s", paper=("main", "s-net")),
+                Setting("US-Net", network, (us,), CALIBRATED, paper=("main", "us-net")),
+            )
+        ),
+        findings.main,
+        pictures=(
+            Picture(
+                "main-figure-1",
+                "One US-MobileNet v1, four individual MobileNets v1",
+                MOBILENET_V1,
+                ("US-Net", "I-Net"),
+            ),
+            Picture(
+                "main-figure-3-mobilenet_v1",
+                "MobileNet v1",
+                MOBILENET_V1,
+                ("US-Net", "S-Net", "I-Net"),
+            ),
+            Picture(
+                "main-figure-3-mobilenet_v2",
+                "MobileNet v2",
+                MOBILENET_V2,
+                ("US-Net", "S-Net", "I-Net"),
+            ),
+        ),
+        seeds=3,
+        minutes={"bundled images, two cores": 27, H200: 9.5},
+    ),
+    Study(
+        "sampling-rule",
+        "table 2",
+        "which three widths a step visits, without distillation",
+        tuple(
+            _us(label, _without_distillation(rule), ("sampling_rule", paper))
+            for label, rule, paper in (
+                ("3 random", "random", "3 random"),
+                ("min + 2 random", "min+random", "min+2 random"),
+                ("max + 2 random", "max+random", "max+2 random"),
+                ("min + 1 random + max", "sandwich", "min+1 random+max"),
+            )
+        ),
+        findings.sampling_rule,
+        seeds=2,
+        minutes={H200: 4.5},
+    ),
+    Study(
+        "distillation",
+        "figure 6",
+        "narrow widths that learn from the full width, from true labels, or from both",
+        (
+            _us("inplace distillation"),
+            _us("true labels alone", training(MOBILENET_V1, distill=False)),
+            _us("half true labels", training(MOBILENET_V1, truth=0.5)),
+        ),
+        findings.distillation,
+        seeds=3,
+        minutes={H200: 5},
+    ),
+    Study(
+        "bn-statistics",
+        "table 3",
+        "batch-norm statistics after training: averages over all images or few, or none at all",
+        tuple(
+            Setting(
+                label,
+                MOBILENET_V1,
+                (US_V1,),
+                measurement,
+                kind="us" if paper else "control",
+                paper=("bn_statistics", paper) if paper else None,
+            )
+            for label, (measurement, paper) in POST_STATISTICS.items()
+        ),
+        findings.bn_statistics,
+        minutes={H200: 1.5},
+    ),
+    Study(
+        "lower-bound",
+        "figure 7",
+        "the narrowest width trained, k0 = 0.25, 0.35 and 0.05",
+        (
+            _us("k0 = 0.25"),
+            _us("k0 = 0.35", training(MOBILENET_V1, low=0.35)),
+            _us("k0 = 0.05", training(MOBILENET_V1, low=0.05)),
+        ),
+        findings.lower_bound,
+        widths=(0.05, 0.25, 0.35, 0.5, 0.75, 1.0),
+        minutes={H200: 5},
+    ),
+    Study(
+        "divisor",
+        "figure 8",
+        "channels in multiples of d = 8 and of 1",
+        (_us("d = 8"), _us("d = 1", US_V1_BY_ONE)),
+        findings.divisor,
+        minutes={H200: 3.5},
+    ),
+    Study(
+        "number-of-widths",
+        "figure 9",
+        "n = 3, 4 and 5 widths a step",
+        (
+            _us("n = 3", training(MOBILENET_V1, widths_per_step=3)),
+            _us("n = 4"),
+            _us("n = 5", training(MOBILENET_V1, widths_per_step=5)),
+        ),
+        findings.number_of_widths,
+        minutes={H200: 4},
+    ),
+    Study(
+        "drawn-widths",
+        None,
+        f"random widths drawn from all configurations, or from {FEW} of them",
+        (
+            _us("n = 4, all"),
+            _us(f"n = 4, {FEW}", training(MOBILENET_V1, lattice=FEW)),
+            _us("n = 5, all", training(MOBILENET_V1, widths_per_step=5)),
+            _us(f"n = 5, {FEW}", training(MOBILENET_V1, widths_per_step=5, lattice=FEW)),
+        ),
+        findings.drawn_widths,
+        minutes={H200: 7},
+    ),
+    Study(
+        "nonuniform",
+        "figure 10",
+        "a network trained with a width for each layer, one stage of five narrowed by 0.6",
+        (
+            _us("trained uniform"),
+            Setting("uniform", MOBILENET_V1, (NONUNIFORM,), STAGES, "uniform"),
+            *(
+                Setting(f"stage {i}", MOBILENET_V1, (NONUNIFORM,), STAGES, f"stage {i}")
+                for i in range(1, 6)
+            ),
+        ),
+        findings.nonuniform,
+        pictures=(
+            Picture(
+                "nonuniform",
+                "One stage of MobileNet v1 narrowed by a further 0.6",
+                MOBILENET_V1,
+                ("uniform", "stage 1", "stage 4", "stage 5"),
+            ),
+        ),
+        minutes={H200: 4},
+    ),
+    Study(
+        "naturally-slimmable",
+        "figure 11",
+        "US-Net, S-Net and an ordinary network, all calibrated at every width",
+        (
+            _us("US-Net"),
+            Setting("S-Net", MOBILENET_V1, (S_V1,), CALIBRATED),
+            Setting("sliced I-Net 1.0", MOBILENET_V1, I_V1[-1:], CALIBRATED, kind="control"),
+        ),
+        findings.naturally_slimmable,
+        minutes={H200: 3},
+    ),
+    Study(
+        "output-averaging",
+        "table 4",
+        "US-MobileNet v1 with and without output averaging",
+        (
+            _us("US-Net", US_V1, ("output_averaging", "off")),
+            _us(
+                "output averaging",
+                training(MOBILENET_V1, average_outputs=True),
+                ("output_averaging", "on"),
+            ),
+        ),
+        findings.output_averaging,
+        minutes={H200: 3.5},
+    ),
+)

@@ -1,0 +1,68 @@
+"""The figures of a study: mean over the seeds, with a band from the best to the worst of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anywidth.app.showing.figure_style import figure_bytes, style
+from anywidth.app.showing.plots import spectra_figure
+from anywidth.app.studies.comparing import METRIC, Results
+from anywidth.app.studies.study_parts import Picture
+from anywidth.app.studies.tables import mean_spectrum
+from anywidth.files import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Between what lies furthest from the means and the frame, as a share of the axis.
+_MARGIN = 0.03
+
+
+def draw(picture: Picture, results: Results, out: Path) -> list[Path]:
+    """Writes a figure as PNG and SVG."""
+    written = []
+    with style():
+        figure = study_figure(picture, results)
+        for form in ("png", "svg"):
+            path = out / f"{picture.file}.{form}"
+            write_atomically(path, figure_bytes(figure, form))
+            written.append(path)
+    return written
+
+
+def study_figure(picture: Picture, results: Results) -> Figure:
+    """The figure that `draw` writes; call it inside `style()`."""
+    by_seed = [results.seeds((picture.network.name, label)) for label in picture.labels]
+    figure = spectra_figure([mean_spectrum(one) for one in by_seed], METRIC, picture.title)
+    axes = figure.axes[0]
+    # A line was drawn for each setting, in their order, its points sorted by their cost.
+    for drawn, one in zip(axes.lines, by_seed, strict=True):
+        seeds = [
+            sorted((point.macs, point.metrics[METRIC]) for point in spectrum.points)
+            for spectrum in one.values()
+        ]
+        values = list(zip(*([error for _, error in points] for points in seeds), strict=True))
+        low, high = [min(v) for v in values], [max(v) for v in values]
+        places = drawn.get_xdata()
+        if len(one) > 1 and len(values) > len(picture.network.widths):
+            axes.fill_between(places, low, high, color=drawn.get_color(), alpha=0.15, lw=0)
+        elif len(one) > 1:
+            axes.vlines(places, low, high, color=drawn.get_color(), lw=1.2)
+        _make_room(axes, [sum(v) / len(v) for v in values], low, high)
+    return figure
+
+
+def _make_room(
+    axes: Axes, means: Sequence[float], low: Sequence[float], high: Sequence[float]
+) -> None:
+    """Extends the axis to what lies around the means on it; means that fail stay outside."""
+    bottom, top = axes.get_ylim()
+    shown = [bottom <= mean <= top for mean in means]
+    lowest = min(itertools.compress(low, shown), default=top)
+    highest = max(itertools.compress(high, shown), default=bottom)
+    margin = _MARGIN * (max(top, highest) - min(bottom, lowest))
+    axes.set_ylim(min(bottom, lowest - margin), max(top, highest + margin))

@@ -1,0 +1,251 @@
+"""Which of the paper's findings hold, study by study."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+
+from anywidth.app.showing.spectrum_tables import format_width
+from anywidth.app.studies.comparing import (
+    GUESSING,
+    METRIC,
+    Finding,
+    Results,
+    Verdict,
+    compare,
+    judge,
+    spell,
+    spell_spread,
+)
+from anywidth.measuring.spectra import Spectrum
+
+V1, V2 = "mobilenet_v1", "mobilenet_v2"
+TABLE = (0.25, 0.5, 0.75, 1.0)
+SWITCHES = {V1: TABLE, V2: (0.35, 0.5, 0.75, 1.0)}
+
+# "Better" means a difference that can be seen, in points; the errors have two decimals.
+BETTER = -0.01
+# "As good as" means no more than this above, in points; the paper's own differences are 0.1.
+SAME = 0.2
+# A network that fails at a width is at least this much worse there, in points.
+FAILURE = 5.0
+# A network that is close to another is at most this much worse, in points.
+CLOSE = 0.5
+
+
+def main(results: Results) -> list[Finding]:
+    found = []
+    for network, name in ((V1, "US-MobileNet v1"), (V2, "US-MobileNet v2")):
+        widths = SWITCHES[network]
+        claims = (
+            ("is on average no worse than individual networks", "I-Net", widths, 0.0),
+            ("is better at the narrowest width", "I-Net", widths[:1], BETTER),
+            ("is close at full width", "I-Net", widths[-1:], CLOSE),
+            ("is on average no worse than four switches", "S-Net", widths, 0.0),
+        )
+        for claim, other, where, limit in claims:
+            one = compare(f"{name} {claim}", results, network, "US-Net", other, where, limit)
+            found.append(one)
+    return found
+
+
+def sampling_rule(results: Results) -> list[Finding]:
+    rules = ["3 random", "min + 2 random", "max + 2 random"]
+    sandwich = "min + 1 random + max"
+    best = [
+        compare(f"The sandwich rule beats {rule}", results, V1, sandwich, rule, TABLE, BETTER)
+        for rule in rules
+    ]
+    return [
+        *best,
+        compare(
+            "Training the narrowest width matters more than training the widest",
+            results, V1, "min + 2 random", "max + 2 random", TABLE, BETTER,
+        ),
+    ]  # fmt: skip
+
+
+def distillation(results: Results) -> list[Finding]:
+    widths = results.widths((V1, "inplace distillation"))
+    without, mixed = "true labels alone", "half true labels"
+    return [
+        compare(
+            "Inplace distillation helps",
+            results, V1, "inplace distillation", without, widths, BETTER,
+        ),
+        compare(
+            "Mixing true labels into it is worse",
+            results, V1, "inplace distillation", mixed, widths, BETTER,
+        ),
+    ]  # fmt: skip
+
+
+def bn_statistics(results: Results) -> list[Finding]:
+    exact = "exact over all"
+    return [
+        *(
+            compare(
+                f"{few} images calibrate as well as all",
+                results, V1, f"exact over {few}", exact, TABLE, SAME, same_weights=True,
+            )
+            for few in ("1k", "2k")
+        ),
+        compare(
+            "Exact averages are as good as moving ones",
+            results, V1, exact, "moving over all", TABLE, SAME, same_weights=True,
+        ),
+        compare(
+            "Without post-statistics narrow widths fail",
+            results, V1, "no post-statistics", exact, TABLE[:-1], FAILURE, at_least=True,
+            same_weights=True,
+        ),
+    ]  # fmt: skip
+
+
+def lower_bound(results: Results) -> list[Finding]:
+    widths = results.widths((V1, "k0 = 0.35"))
+    return [
+        compare(
+            "Training down to 0.05 costs accuracy at the widths above",
+            results, V1, "k0 = 0.25", "k0 = 0.05", widths, BETTER,
+        ),
+        compare(
+            "Training down to 0.35 only is no worse there",
+            results, V1, "k0 = 0.35", "k0 = 0.25", widths,
+        ),
+    ]  # fmt: skip
+
+
+def divisor(results: Results) -> list[Finding]:
+    widths = results.widths((V1, "d = 8"))
+    claim = "A divisor of 8 is slightly better than 1"
+    return [compare(claim, results, V1, "d = 8", "d = 1", widths, BETTER)]
+
+
+def number_of_widths(results: Results) -> list[Finding]:
+    widths = results.widths((V1, "n = 4"))
+    return [
+        compare(
+            "Four widths a step are better than three",
+            results, V1, "n = 4", "n = 3", widths, BETTER,
+        ),
+        compare("Four are as good as five", results, V1, "n = 4", "n = 5", widths, SAME),
+    ]  # fmt: skip
+
+
+def drawn_widths(results: Results) -> list[Finding]:
+    """A width that fails stands out between its neighbours."""
+    lines = list(results.spectra)
+    worst = {line: max(map(_highest_peak, results.seeds(line).values())) for line in lines}
+    few = [line for line in lines if not line[1].endswith("all")]
+    among_few = max(few, key=lambda line: worst[line])
+    among_all = max((line for line in lines if line not in few), key=lambda line: worst[line])
+    errors = [error for line in lines for error in results.errors(line, results.widths(line))]
+    guessing = results.learned_nothing(errors)
+    found = []
+    for claim, line, is_bad in (
+        ("A width between those that were drawn can fail", among_few, True),
+        ("Where all are drawn none fails", among_all, False),
+    ):
+        height, width = worst[line]
+        holds = (height >= FAILURE) == is_bad
+        text = f"{claim}: {line[1]} at {format_width(width)} is {height:.2f} points above both its "
+        text += f"neighbours, the most of all such lines{GUESSING if guessing else ''}."
+        verdict = Verdict.HOLDS if holds else Verdict.FAILS
+        found.append(Finding(Verdict.OPEN if guessing else verdict, text))
+    return found
+
+
+def _highest_peak(spectrum: Spectrum) -> tuple[float, float]:
+    """By how much a width's error exceeds those of the next narrower and wider, and which."""
+    known = sorted((p.width, p.metrics[METRIC]) for p in spectrum.points if p.width is not None)
+    return max(
+        (error - max(before, after), width)
+        for (_, before), (width, error), (_, after) in zip(
+            known, known[1:], known[2:], strict=False
+        )
+    )
+
+
+def output_averaging(results: Results) -> list[Finding]:
+    claim = "Output averaging helps on average"
+    return [compare(claim, results, V1, "output averaging", "US-Net", TABLE, BETTER)]
+
+
+def naturally_slimmable(results: Results) -> list[Finding]:
+    widths = results.widths((V1, "US-Net"))
+    between = [width for width in widths if width not in TABLE]
+    return [
+        compare(
+            "An ordinary network sliced and calibrated fails",
+            results, V1, "sliced I-Net 1.0", "US-Net", widths[:-1], FAILURE, at_least=True,
+        ),
+        compare(
+            "A slimmable network fails between its switches",
+            results, V1, "S-Net", "US-Net", between, FAILURE, at_least=True,
+        ),
+    ]  # fmt: skip
+
+
+def nonuniform(results: Results) -> list[Finding]:
+    """Stages are compared at the same multiply-adds, as in the paper's figure."""
+    stages = [f"stage {number}" for number in range(1, 6)]
+    uniform = results.seeds((V1, "uniform"))
+    cost = {
+        stage: {
+            seed: excess_error(spectrum, uniform[seed])
+            for seed, spectrum in results.seeds((V1, stage)).items()
+        }
+        for stage in stages
+    }
+    seeds = list(uniform)
+
+    def margin(better: str, others: Sequence[str], largest: bool) -> list[float]:
+        pick = max if largest else min
+        return [cost[better][seed] - pick(cost[other][seed] for other in others) for seed in seeds]
+
+    means = {stage: statistics.mean(by_seed.values()) for stage, by_seed in cost.items()}
+    listed = ", ".join(f"{stage} {mean:+.2f}" for stage, mean in means.items())
+    worst = [-value for value in margin("stage 5", stages[:-1], largest=True)]
+    best = margin("stage 1", stages[1:], largest=False)
+    errors = [
+        statistics.mean(point.metrics[METRIC] for one in by_seed.values() for point in one.points)
+        for by_seed in (uniform, *(results.seeds((V1, stage)) for stage in stages))
+    ]
+    verdicts, remark = (judge(worst), judge(best)), ""
+    if results.learned_nothing(errors):
+        verdicts, remark = (Verdict.OPEN, Verdict.OPEN), GUESSING
+    note = f"points over uniform widths at the same multiply-adds: {listed}"
+    return [
+        Finding(
+            verdicts[0],
+            f"Narrowing stage 5 hurts most: {note} ({spell_spread(worst, None)}){remark}.",
+        ),
+        Finding(
+            verdicts[1],
+            f"Narrowing stage 1 hurts least: its error is {spell(best)} that of the next best "
+            f"({spell_spread(best, None)}){remark}.",
+        ),
+        compare(
+            "Trained nonuniform, it is close at uniform widths",
+            results, V1, "uniform", "trained uniform", TABLE, CLOSE,
+        ),
+    ]  # fmt: skip
+
+
+def excess_error(spectrum: Spectrum, reference: Spectrum) -> float:
+    """The mean of how far a spectrum lies above another at its own multiply-adds."""
+    known = sorted((point.macs, point.metrics[METRIC]) for point in reference.points)
+    return statistics.mean(
+        point.metrics[METRIC] - _interpolate(known, point.macs)
+        for point in spectrum.points
+        if known[0][0] <= point.macs <= known[-1][0]
+    )
+
+
+def _interpolate(known: Sequence[tuple[int, float]], place: int) -> float:
+    for (left, low), (right, high) in itertools.pairwise(known):
+        if left <= place <= right:
+            return low if left == right else low + (high - low) * (place - left) / (right - left)
+    return known[-1][1]

@@ -1,0 +1,110 @@
+"""Evaluating a trained network at the widths, and with the statistics, that a study asks for."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+from anywidth.app.runs.loop import load_weights
+from anywidth.app.studies.study_parts import Measurement, Network
+from anywidth.app.tasks.classification.task import (
+    ClassificationConfig,
+    TrainedClassifier,
+    calibration_images,
+)
+from anywidth.measuring.spectra import Spectrum, spectrum
+from anywidth.measuring.width_lists import spectrum_widths
+from anywidth.planning.groups import Plan
+from anywidth.slimming.convert import plan_of
+from anywidth.slimming.norm_statistics import uncalibrated_allowed
+from anywidth.training.calibration import calibrate, load_statistics
+from anywidth.width import ChannelConfig, Width
+
+# Global widths of the networks with one stage narrowed, and by how much (the paper's 0.6).
+STAGE_STEP = 0.05
+NARROWING = 0.6
+# Base channels of MobileNet v1's five stages of resolution.
+STAGE_CHANNELS = (64, 128, 256, 512, 1024)
+
+NO_STATISTICS: tuple[dict[str, Any], dict[str, str]] = ({}, {"widths": "[]"})
+
+
+def measure(
+    trained: TrainedClassifier, measurement: Measurement, network: Network
+) -> dict[str, Spectrum]:
+    """The spectra of one measurement, by part; the run on disk stays as it was trained."""
+    model, config = trained.model, trained.config
+    # An earlier measurement has left its statistics; the full width's are in the weights.
+    load_weights(model, trained.run.model_tensors(), trained.run.folder)
+    load_statistics(model, *trained.run.load_part("statistics"))
+    parts = _widths(plan_of(model), config, measurement, network)
+    if measurement.statistics == "cut":
+        load_statistics(model, *NO_STATISTICS)
+    elif measurement.statistics != "trained":
+        everything = [width for widths in parts.values() for width in widths.values()]
+        assert trained.data is not None
+        loader = calibration_images(trained.data, config, samples_of(config, measurement))
+        calibrate(model, loader, everything, method=measurement.statistics)
+    allowed = uncalibrated_allowed(model) if measurement.statistics == "cut" else None
+    found = {}
+    with allowed or contextlib.nullcontext():
+        for part, widths in parts.items():
+            one = spectrum(model, trained.evaluate, list(widths.values()), name=trained.name)
+            named = zip(one.points, widths, strict=True)
+            points = tuple(replace(point, width=width) for point, width in named)
+            found[part] = replace(one, points=points)
+    return found
+
+
+def image_count(trained: TrainedClassifier, measurement: Measurement) -> int | None:
+    """How many training images post-statistics average; None where there are none."""
+    if measurement.statistics in ("trained", "cut"):
+        return None
+    assert trained.data is not None
+    present = trained.data.calibration.samples
+    wanted = samples_of(trained.config, measurement)
+    return present if wanted is None else min(wanted, present)
+
+
+def stage_groups(plan: Plan) -> list[list[str]]:
+    """The groups of each of MobileNet v1's stages, by their base channels."""
+    return [
+        [group.name for group in plan.elastic() if group.channels == channels]
+        for channels in STAGE_CHANNELS
+    ]
+
+
+def _widths(
+    plan: Plan, config: ClassificationConfig, measurement: Measurement, network: Network
+) -> dict[str, dict[float, Width]]:
+    """For each part, the width a table shows → the width to run at."""
+    if measurement.widths == "trained":
+        if config.method == "i":
+            return {"spectrum": {config.width: 1.0}}
+        return {"spectrum": {width: width for width in sorted(config.switches)}}
+    if measurement.widths == "table":
+        return {"spectrum": {width: width for width in network.widths}}
+    uniform: dict[float, Width] = {w: w for w in spectrum_widths(config.low, config.high)}
+    if measurement.widths == "spectrum":
+        return {"spectrum": uniform}
+    # No stage becomes narrower than the network was trained for.
+    lowest = round(STAGE_STEP * -(-config.low // (NARROWING * STAGE_STEP)), 6)
+    is_possible = lowest <= config.high
+    globally = spectrum_widths(lowest, config.high, STAGE_STEP) if is_possible else []
+    parts: dict[str, dict[float, Width]] = {"uniform": uniform}
+    for number, groups in enumerate(stage_groups(plan), start=1):
+        parts[f"stage {number}"] = {w: _narrowed(plan, groups, w) for w in globally}
+    return parts
+
+
+def _narrowed(plan: Plan, groups: list[str], width: float) -> ChannelConfig:
+    fractions = dict.fromkeys((group.name for group in plan.elastic()), width)
+    return plan.resolve(fractions | dict.fromkeys(groups, width * NARROWING))
+
+
+def samples_of(config: ClassificationConfig, measurement: Measurement) -> int | None:
+    """How many training images are asked for; None asks for all."""
+    if measurement.samples == "recipe":
+        return config.calibration_samples
+    return None if measurement.samples == "all" else measurement.samples

@@ -1,0 +1,135 @@
+"""Training in pieces: a run goes on where it was left, and keeps what each piece took."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from anywidth.app.runs.run import Run
+from anywidth.app.runs.settings import Config, to_json
+from anywidth.app.studies.provenance import provenance
+from anywidth.app.tasks.recipes import TrainingConfig
+from anywidth.distributed import local_device
+from anywidth.errors import AnywidthError
+from anywidth.files import read_json, write_json
+
+_PIECES = "pieces.json"
+
+Piece = dict[str, Any]
+"""Steps, the seconds they took (loading, capturing and validating are in them), provenance.
+
+One that was killed has no steps and seconds of its own, and `killed` says so.
+"""
+
+AnyTask = TypeVar("AnyTask", bound=TrainingConfig)
+
+
+def open_run(
+    folder: Path, config: Config, unread: Collection[str] = (), option: str = "--out"
+) -> Run:
+    """A new run, or the one that is there if it was begun with the same configuration.
+
+    Args:
+        folder: of the run.
+        config: what to train.
+        unread: fields that may differ: they say how to train and not what, or nobody reads them.
+        option: of the command line, which chose the folder.
+    """
+    if not (folder / "config.json").exists():
+        return Run.create(folder, config)
+    run = Run.open(folder, writing=True)
+    check_same(run, config, unread, option)
+    return run
+
+
+def check_same(
+    run: Run, config: Config, unread: Collection[str] = (), option: str = "--out"
+) -> None:
+    """Refuses a run that was begun with another configuration; arguments as for `open_run`."""
+    wanted, begun = to_json(config), to_json(run.read_config(type(config)))
+    other = sorted({name for name in wanted if begun[name] != wanted[name]} - set(unread))
+    if other:
+        named = ", ".join(f"{name} {begun[name]!r}, not {wanted[name]!r}" for name in other)
+        raise AnywidthError(
+            f"{run.folder} was begun with {named}: repeat the options it was begun with, or choose "
+            f"another {option}"
+        )
+
+
+def train_piece(
+    run: Run,
+    config: AnyTask,
+    train_run: Callable[[Run, AnyTask], bool],
+    deadline: float | None = None,
+) -> tuple[bool, Piece]:
+    """Trains until the end or the deadline; whether it is done, and what was done.
+
+    Args:
+        run: to go on with.
+        config: of the run.
+        train_run: of its task; it saves a checkpoint and returns false when asked to stop.
+        deadline: by `time.time`.
+    """
+    if run.finished or (deadline is not None and time.time() >= deadline):
+        return run.finished, {"steps": 0, "seconds": 0.0}
+    begun = run.load_checkpoint()
+    before, made_by = read_pieces(run.folder), provenance(local_device(config.device))
+    killed = {"steps": 0, "seconds": 0.0, "killed": True, **made_by}
+    write_json(run.folder / _PIECES, {"pieces": [*before, killed]})  # stays if this is killed
+    started = time.monotonic()
+    with terminated_at(deadline):
+        is_done = train_run(run, config)
+    seconds = time.monotonic() - started
+    ended = run.load_checkpoint()
+    steps = (ended.step if ended else 0) - (begun.step if begun else 0)
+    piece = {"steps": steps, "seconds": round(seconds, 1), **made_by}
+    write_json(run.folder / _PIECES, {"pieces": [*before, piece]})
+    return is_done, piece
+
+
+@contextlib.contextmanager
+def terminated_at(deadline: float | None) -> Iterator[None]:
+    """Sends SIGTERM to this process at a `time.time`, which the training loop takes to stop."""
+    if deadline is None:
+        yield
+        return
+    wait = max(0.0, deadline - time.time())
+    alarm = threading.Timer(wait, os.kill, (os.getpid(), signal.SIGTERM))
+    alarm.daemon = True
+    alarm.start()
+    try:
+        yield
+    finally:
+        alarm.cancel()
+
+
+def read_pieces(folder: Path) -> list[Piece]:
+    """What each piece of a run took, and the versions and device that made it."""
+    path = folder / _PIECES
+    if not path.exists():
+        return []
+    cure = f"remove the file, or {folder} to train again"
+    try:
+        pieces = read_json(path).get("pieces")
+    except AnywidthError as error:
+        raise AnywidthError(f"{error}; {cure}") from error
+    if not isinstance(pieces, list) or not all(map(_is_piece, pieces)):
+        raise AnywidthError(f"{path}: damaged, for it holds no steps and seconds; {cure}")
+    return pieces
+
+
+def _is_piece(found: object) -> bool:
+    return isinstance(found, dict) and all(
+        isinstance(found.get(name), int | float) for name in ("steps", "seconds")
+    )
+
+
+def steps_per_second(pieces: Sequence[Piece]) -> float:
+    seconds = sum(piece["seconds"] for piece in pieces)
+    return float(sum(piece["steps"] for piece in pieces) / seconds) if seconds else 0.0

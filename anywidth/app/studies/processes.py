@@ -1,0 +1,212 @@
+"""Working through many trainings, several at once, until they are done or time is up."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from types import FrameType
+
+import torch
+
+from anywidth.app.studies.pieces import terminated_at
+from anywidth.app.studies.trainings import Job, free_memory, work_on
+from anywidth.app.tasks.classification.config import check_choices
+from anywidth.errors import AnywidthError
+from anywidth.files import make_folder
+
+DONE, STOPPED, FAILED = "done", "stopped", "failed"
+
+
+class Stopped(BaseException):
+    """Ctrl-C, SIGTERM or the end of the time given; raised wherever the program is just then.
+
+    Only the training loop is spared: it takes these signals itself, and saves a checkpoint.
+    """
+
+
+def work_through(
+    jobs: Sequence[Job],
+    parallel: int = 1,
+    deadline: float | None = None,
+    report: Callable[[str], None] = print,
+) -> bool:
+    """Trains and measures all that is not done; false if it was stopped before the end.
+
+    What is finished stays finished whatever happens, and what is not goes on from its last
+    checkpoint the next time.
+
+    Args:
+        jobs: in the order to work in.
+        parallel: how many at once; more than one are processes of their own, which share a CPU's
+            cores evenly and write what they show to files in `logs/`.
+        deadline: `time.time()` at which to stop.
+        report: is given a line when something begins or ends.
+    """
+    for job in jobs:
+        check_choices(job.config)
+    waiting = [job for job in jobs if job.missing()]
+    for folder in dict.fromkeys(job.out for job in waiting):
+        make_folder(folder)
+    reporter = _Reporter(report, len(jobs), len(waiting))
+    try:
+        with _stopped_by_signals(deadline):
+            if parallel > 1:
+                return _in_processes(waiting, parallel, reporter)
+            return _one_by_one(waiting, deadline, reporter)
+    except Stopped:
+        return False
+
+
+class _Reporter:
+    """Counts what is done and says so."""
+
+    def __init__(self, write: Callable[[str], None], total: int, waiting: int) -> None:
+        self._write, self._total, self._done = write, total, total - waiting
+        trainings = "1 training" if total == 1 else f"{total} trainings"
+        write(f"{trainings}, {self._done} of them done")
+
+    def begin(self, job: Job) -> None:
+        self._write(f"{job.name}: begins")
+
+    def end(self, job: Job, seconds: float) -> None:
+        self._done += 1
+        self._write(f"{job.name}: done in {seconds:.0f} s, {self._done} of {self._total}")
+
+
+def _one_by_one(waiting: list[Job], deadline: float | None, reporter: _Reporter) -> bool:
+    for job in waiting:
+        if deadline is not None and time.time() >= deadline:
+            return False
+        started = time.monotonic()
+        reporter.begin(job)
+        try:
+            is_done = work_on(job)
+        except AnywidthError as error:
+            raise _failure(job, str(error)) from error
+        if not is_done:
+            return False
+        reporter.end(job, time.monotonic() - started)
+        free_memory()
+    return True
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(deadline: float | None) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and the deadline raise `Stopped`."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise Stopped
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with terminated_at(deadline):
+            yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# ---- several at once -----------------------------------------------------------------------------
+
+
+def _in_processes(waiting: list[Job], parallel: int, reporter: _Reporter) -> bool:
+    context = multiprocessing.get_context("spawn")
+    threads = max(1, available_cores() // parallel)
+    running: dict[Connection, tuple[Job, SpawnProcess, float]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < parallel:
+                job = waiting.pop(0)
+                answer, question = context.Pipe(duplex=False)
+                process = context.Process(target=_work_alone, args=(job, threads, question))
+                running[answer] = (job, process, time.monotonic())
+                process.start()
+                question.close()
+                reporter.begin(job)
+            for ready in multiprocessing.connection.wait(list(running)):
+                assert isinstance(ready, Connection)
+                job, process, started = running.pop(ready)
+                state, text = _answer(ready, process)
+                if state == FAILED:
+                    raise _failure(job, text)
+                if state == STOPPED:
+                    raise Stopped
+                reporter.end(job, time.monotonic() - started)
+        return True
+    finally:
+        processes = [process for _, process, _ in running.values() if process.pid is not None]
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+
+
+def available_cores() -> int:
+    """The cores this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def _answer(ready: Connection, process: SpawnProcess) -> tuple[str, str]:
+    try:
+        state, text = ready.recv()
+    except EOFError:
+        process.join()
+        state, text = FAILED, f"its process ended with code {process.exitcode}"
+    process.join()
+    return state, text
+
+
+def _work_alone(job: Job, threads: int, answer: Connection) -> None:
+    """One job in a process of its own, which ends with the process that started it."""
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()  # Ctrl-C reaches the first process alone, which then stops its own
+    torch.set_num_threads(min(threads, torch.get_num_threads()))
+    log = job.out / "logs" / f"{job.name}.txt"
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch()
+    except OSError as error:
+        answer.send((FAILED, f"{log}: cannot be written ({error.strerror or error})"))
+        return
+    with open(log, "a", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        state, text = STOPPED, ""
+        try:
+            with _stopped_by_signals(None):
+                threading.Thread(target=_follow_parent, daemon=True).start()
+                state = DONE if work_on(job) else STOPPED
+        except Stopped:
+            pass
+        except AnywidthError as error:
+            state, text = FAILED, str(error)
+        except Exception as error:
+            traceback.print_exc()
+            sys.stderr.flush()
+            state, text = FAILED, f"{type(error).__name__}: {error}; all of it is in {log}"
+        with contextlib.suppress(OSError):  # nobody may be left to be told
+            answer.send((state, text))
+
+
+def _follow_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _failure(job: Job, text: str) -> AnywidthError:
+    return AnywidthError(
+        f"{job.name}: {text}. What is finished is kept; the same command goes on with the rest"
+    )

@@ -1,0 +1,166 @@
+"""What a study is made of: networks to train, ways to measure them, and lines of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from anywidth.app.studies.comparing import Finding, Results
+from anywidth.app.tasks.classification.task import ClassificationConfig
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network of the paper's tables.
+
+    Args:
+        name: as `anywidth.models` and the paper's tables on file have it.
+        title: as people write it.
+        widths: those of the paper's tables.
+    """
+
+    name: str
+    title: str
+    widths: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Training:
+    """One network to train: what it changes of its data's recipe.
+
+    Two studies that ask for the same changes ask for the same name, so it is trained once.
+    """
+
+    network: Network
+    changes: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def name(self) -> str:
+        changes = dict(self.changes)
+        words = [self.network.name, str(changes.pop("method", "us"))]
+        words += [f"{field}-{str(value).lower()}" for field, value in changes.items()]
+        return "-".join(words)
+
+    def config(self, recipe: ClassificationConfig, seed: int) -> ClassificationConfig:
+        return replace(recipe, **dict(self.changes), seed=seed)
+
+
+def training(network: Network, **changes: Any) -> Training:
+    """A training with changes in one order, however they were written."""
+    return Training(network, tuple(sorted(changes.items())))
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How a trained network is evaluated.
+
+    Args:
+        name: of the file it is kept in.
+        statistics: of batch norm: as tracked in training, post-statistics by `"exact"` or
+            `"moving"` averages, or `"cut"`: the first of the full width's, which the library
+            itself refuses to use.
+        widths: those it was `"trained"` for alone, the whole `"spectrum"`, the paper's
+            `"table"`, or `"stages"` narrowed one by one.
+        samples: training images for post-statistics; `"recipe"` takes the recipe's number.
+    """
+
+    name: str
+    statistics: Literal["trained", "exact", "moving", "cut"] = "exact"
+    widths: Literal["trained", "spectrum", "table", "stages"] = "spectrum"
+    samples: int | Literal["recipe", "all"] = "recipe"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A line of a study's table: one network, or for I-Nets one a width.
+
+    Args:
+        label: its name in tables and figures.
+        network: what was trained.
+        trainings: how; several are one line together.
+        measurement: and how it was measured.
+        part: which spectrum of the measurement.
+        kind: how a figure draws it, see `anywidth.measuring.spectra.KINDS`.
+        paper: table and setting in the paper's tables on file; None where it printed no numbers.
+    """
+
+    label: str
+    network: Network
+    trainings: tuple[Training, ...]
+    measurement: Measurement
+    part: str = "spectrum"
+    kind: str = "us"
+    paper: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure: some settings of one network."""
+
+    file: str
+    title: str
+    network: Network
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table or figure of the paper, to be repeated; or what the paper leaves open.
+
+    Args:
+        name: on the command line.
+        source: where in the paper it is; None if it is not there.
+        compares: what is compared, in a line.
+        settings: the lines of its table.
+        find: which of the paper's findings hold in the results.
+        widths: columns of the table; the network's own if not given.
+        pictures: its figures; one for each network if not given.
+        seeds: how many, unless told otherwise, of data that is trained on a GPU.
+        minutes: where measured: data and machine → minutes for one seed.
+    """
+
+    name: str
+    source: str | None
+    compares: str
+    settings: tuple[Setting, ...]
+    find: Callable[[Results], list[Finding]]
+    widths: tuple[float, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    seeds: int = 1
+    minutes: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """Where in the paper it is, in words."""
+        return "not in the paper" if self.source is None else f"{self.source} of the paper"
+
+    @property
+    def networks(self) -> list[Network]:
+        return list(dict.fromkeys(setting.network for setting in self.settings))
+
+    @property
+    def trainings(self) -> list[Training]:
+        return list(dict.fromkeys(one for setting in self.settings for one in setting.trainings))
+
+    @property
+    def varied(self) -> set[str]:
+        """Fields of the recipe that some of its trainings change."""
+        return {name for one in self.trainings for name, _ in one.changes}
+
+    def columns(self, network: Network) -> tuple[float, ...]:
+        return self.widths or network.widths
+
+    def figures(self) -> tuple[Picture, ...]:
+        if self.pictures:
+            return self.pictures
+        several = len(self.networks) > 1
+        return tuple(
+            Picture(
+                f"{self.name}-{network.name}" if several else self.name,
+                f"{network.title}: {self.name.replace('-', ' ')}",
+                network,
+                tuple(s.label for s in self.settings if s.network == network),
+            )
+            for network in self.networks
+        )

@@ -1,0 +1,230 @@
+"""The trainings of studies on disk: each done once, in pieces if need be, and then measured.
+
+    OUT/runs/NAME-seed-N/                    a run's folder, see `anywidth.app.runs.run`
+    OUT/runs/NAME-seed-N/pieces.json         what it took, and what made it
+    OUT/runs/NAME-seed-N/measurements/       a file for each measurement
+
+A training whose measurements are all there needs nothing else: its weights may be gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from anywidth.app.runs.run import Run
+from anywidth.app.studies.measuring import image_count, measure
+from anywidth.app.studies.pieces import check_same, open_run, train_piece
+from anywidth.app.studies.provenance import provenance
+from anywidth.app.studies.study_parts import Measurement, Study, Training
+from anywidth.app.tasks.classification.task import (
+    ClassificationConfig,
+    load_data,
+    open_trained,
+    train_run,
+)
+from anywidth.distributed import local_device
+from anywidth.errors import AnywidthError
+from anywidth.files import read_json, remove, write_json
+from anywidth.measuring.spectra import Spectrum
+
+_VERSION = 1
+# What every width of a measurement has.
+_METRICS = {"top1_error", "top5_error", "loss"}
+# Fields that say where and how to train, not what: a run may go on elsewhere.
+_CIRCUMSTANCES = {"device", "data_dir", "workers"}
+# Fields that other methods do not read.
+_OF_US_NETS = {"rule", "widths_per_step", "lattice", "distill", "temperature", "truth"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One network and seed, to be trained and measured."""
+
+    training: Training
+    config: ClassificationConfig
+    folder: Path
+    measurements: tuple[Measurement, ...]
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def out(self) -> Path:
+        return self.folder.parents[1]
+
+    @property
+    def unread(self) -> set[str]:
+        """Fields that may differ from those the run was begun with."""
+        return _CIRCUMSTANCES | (set() if self.config.method == "us" else _OF_US_NETS)
+
+    def missing(self) -> list[Measurement]:
+        """The measurements still to be made; an error where the folder holds another training."""
+        if not (self.folder / "config.json").exists():
+            return list(self.measurements)
+        check_same(Run.open(self.folder), self.config, self.unread)
+        return [m for m in self.measurements if not _file(self.folder, m).exists()]
+
+
+def jobs_of(
+    studies: Sequence[Study],
+    seeds: Mapping[str, int],
+    recipes: Mapping[str, ClassificationConfig],
+    out: Path,
+) -> list[Job]:
+    """What some studies need, nothing twice; the longest first, so that processes end together.
+
+    Args:
+        studies: the studies.
+        seeds: study → how many seeds.
+        recipes: network → what its trainings have in common.
+        out: the studies' folder.
+    """
+    wanted: dict[tuple[int, Training], dict[Measurement, None]] = {}
+    for study in studies:
+        for seed in range(seeds[study.name]):
+            for setting in study.settings:
+                for training in setting.trainings:
+                    wanted.setdefault((seed, training), {})[setting.measurement] = None
+    jobs = [
+        Job(
+            training,
+            training.config(recipes[training.network.name], seed),
+            run_folder(out, training, seed),
+            tuple(measurements),
+        )
+        for (seed, training), measurements in wanted.items()
+    ]
+    return sorted(jobs, key=lambda job: (job.config.method == "i", -job.config.width))
+
+
+def run_folder(out: Path, training: Training, seed: int) -> Path:
+    return out / "runs" / f"{training.name}-seed-{seed}"
+
+
+def work_on(job: Job) -> bool:
+    """Trains and measures what is missing; false if the training was interrupted."""
+    with _alone(job):
+        missing = job.missing()
+        if not missing:
+            return True
+        run = open_run(job.folder, job.config, job.unread)
+        is_done, _ = train_piece(run, job.config, train_run)
+        if not is_done:
+            return False
+        free_memory()
+        _check_weights(run, missing)
+        device = local_device(job.config.device)
+        opened = open_trained(job.folder, job.config.device, with_data=False)
+        data = load_data(job.config, device)
+        trained = dataclasses.replace(opened, config=job.config, data=data)
+        (job.folder / "measurements").mkdir(exist_ok=True)
+        for measurement in missing:
+            found = measure(trained, measurement, job.training.network)
+            write_json(
+                _file(job.folder, measurement),
+                {
+                    "version": _VERSION,
+                    **provenance(device),
+                    "images": image_count(trained, measurement),
+                    "test_images": data.validation.samples,
+                    "spectra": {part: one.to_json() for part, one in found.items()},
+                },
+            )
+        checkpoints = job.folder / "checkpoints"
+        if checkpoints.is_dir():
+            remove(checkpoints)  # twice the size of the finished network, which has all of it
+    return True
+
+
+def free_memory() -> None:
+    """Gives back what a training held, graphs and their memory on a GPU too."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def read_measurement(folder: Path, measurement: Measurement, part: str) -> Spectrum:
+    path, cure = _file(folder, measurement), "remove the file to measure again"
+    try:
+        data = read_json(path)
+    except AnywidthError as error:
+        raise AnywidthError(f"{error}; {cure}") from error
+    spectra = data.get("spectra")
+    if data.get("version") != _VERSION or not isinstance(spectra, dict) or part not in spectra:
+        raise AnywidthError(f"{path} has no {part!r} of version {_VERSION}; {cure}")
+    try:
+        found = Spectrum.from_json(spectra[part])
+    except AnywidthError as error:
+        raise AnywidthError(f"{path}: {error}; {cure}") from error
+    if not all(point.metrics.keys() >= _METRICS for point in found.points):
+        raise AnywidthError(f"{path}: a width lacks one of {sorted(_METRICS)}; {cure}")
+    return found
+
+
+def read_image_count(job: Job, measurement: Measurement) -> int | None:
+    """How many images a measurement calibrated with; None where its file does not say."""
+    return _read_count(job, measurement, "images")
+
+
+def read_test_image_count(job: Job) -> int | None:
+    """How many images errors were measured with; None where the file does not say."""
+    return _read_count(job, job.measurements[0], "test_images")
+
+
+def read_devices(job: Job) -> list[str]:
+    """Where a training was measured, as far as its files say."""
+    paths = [_file(job.folder, measurement) for measurement in job.measurements]
+    found = [read_json(path).get("device") for path in paths if path.exists()]
+    return [device for device in found if isinstance(device, str)]
+
+
+def _read_count(job: Job, measurement: Measurement, name: str) -> int | None:
+    path = _file(job.folder, measurement)
+    found = read_json(path).get(name) if path.exists() else None
+    return found if isinstance(found, int) else None
+
+
+def read_class_count(job: Job) -> int | None:
+    """How many classes a finished training tells apart; None where its record is gone."""
+    run = Run.open(job.folder)
+    return len(run.state().get("classes", ())) or None if run.finished else None
+
+
+def _file(folder: Path, measurement: Measurement) -> Path:
+    return folder / "measurements" / f"{measurement.name}.json"
+
+
+def _check_weights(run: Run, missing: Iterable[Measurement]) -> None:
+    if not (run.folder / "model.safetensors").exists():
+        raise AnywidthError(
+            f"{run.folder} was trained, but its network is no longer there, so that "
+            f"{', '.join(m.name for m in missing)} cannot be measured; remove the folder to train "
+            "it again"
+        )
+
+
+@contextlib.contextmanager
+def _alone(job: Job) -> Iterator[None]:
+    """Waits until no other process works on the job: a run has one writer.
+
+    The system lets go of the lock when its holder dies, however it dies.
+    """
+    if os.name != "posix":
+        yield
+        return
+    import fcntl
+
+    locks = job.out / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with open(locks / job.name, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,385 @@
+"""Image classification: one network trained for all widths, and the baselines beside it.
+
+The same code trains a universally slimmable network (US-Net), a slimmable one with a few switches
+(S-Net) and an individually trained one (I-Net); `ClassificationConfig.method` says which.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anywidth.app.data.augment import Augmentation
+from anywidth.app.data.classification import ClassificationData, Loader, load_classification
+from anywidth.app.model_spec import load_model
+from anywidth.app.runs.loop import RATE_SHARE, Training, load_weights, save_final, train
+from anywidth.app.runs.run import Run
+from anywidth.app.tasks.classification.config import ClassificationConfig, check_choices
+from anywidth.distributed import local_device, rank, sum_over_ranks, world_size
+from anywidth.errors import AnywidthError
+from anywidth.measuring.progress import training_progress
+from anywidth.measuring.width_lists import spectrum_widths
+from anywidth.models.building import initialize
+from anywidth.slimming.convert import at_width, plan_of, slimmable, track_statistics
+from anywidth.slimming.extraction import extract_quietly
+from anywidth.slimming.switchable import add_private_affine
+from anywidth.training.calibration import calibrate, load_statistics, statistics_to_tensors
+from anywidth.training.distillation import soft_cross_entropy
+from anywidth.training.gpu.fast_layers import use_kernels
+from anywidth.training.sampling import Sampling
+from anywidth.training.step import SandwichStep, StepResult
+from anywidth.width import Width, WidthRange
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+# ---- data, network, optimiser --------------------------------------------------------------------
+
+
+def load_data(
+    config: ClassificationConfig, device: torch.device, *, shared: bool = False
+) -> ClassificationData:
+    """The data of a configuration; `shared` gives each rank its part of every batch."""
+    augmentation: Any = Augmentation(config.flip, config.crop_padding, cutout=config.cutout)
+    if config.data not in ("bundled", "fashion_mnist", "cifar10", "cifar100"):
+        from anywidth.app.data.folder_images import FolderAugmentation
+
+        augmentation = FolderAugmentation(flip=config.flip)
+    return load_classification(
+        config.data,
+        config.data_dir,
+        batch_size=config.batch_size,
+        evaluation_batch_size=config.evaluation_batch_size,
+        augmentation=augmentation,
+        seed=config.seed,
+        device=device,
+        rank=rank() if shared else 0,
+        world_size=world_size() if shared else 1,
+        workers=config.workers,
+        image_size=config.image_size,
+        limit=config.limit,
+        validation=config.validation,
+        skip_corrupt=config.skip_corrupt,
+    )
+
+
+def calibration_images(
+    data: ClassificationData, config: ClassificationConfig, samples: int | None = None
+) -> Any:
+    """Training images for batch-norm statistics; `samples` of them at random, or all."""
+    loader: Any = data.calibration
+    if config.calibration_augmented:
+        size = config.evaluation_batch_size
+        loader = data.train.subset(data.train.samples, config.seed, batch_size=size, augmented=True)
+    if samples is None or samples >= loader.samples:
+        return loader
+    return loader.subset(samples, seed=config.seed, augmented=True)
+
+
+def build_model(
+    config: ClassificationConfig, classes: int, input_shape: tuple[int, int, int]
+) -> nn.Module:
+    """The converted network of a configuration, with its initial weights."""
+    torch.manual_seed(config.seed)
+    options: dict[str, Any] = {"num_classes": classes}
+    if ":" not in config.model:
+        options["in_channels"] = input_shape[0]
+        if config.total_stride is not None:
+            options["total_stride"] = config.total_stride
+        if config.strides is not None:
+            options["strides"] = config.strides
+    model = load_model(config.model, **options)
+    example = torch.randn(2, *input_shape)
+    widths = WidthRange(config.low, config.high, config.divisor)
+    if config.method == "i" and config.width < 1:
+        # A network of that width built for it: its initial weights know its own fan-out.
+        wide = WidthRange(min(config.low, config.width), 1.0, config.divisor)
+        slimmable(model, None, wide, example_input=example, verified=False)
+        model = extract_quietly(model, config.width)
+        initialize(model)
+        widths = WidthRange(1.0, 1.0, config.divisor)
+    slimmable(model, None, widths, example_input=example, average_outputs=config.average_outputs)
+    if config.method == "s":
+        for width in config.switches:
+            track_statistics(model, width)
+        if config.private_affine:
+            add_private_affine(model, config.switches)
+    return to_channels_last(model)
+
+
+def to_channels_last(model: nn.Module) -> nn.Module:
+    """The memory layout that convolutions are fastest in, on a CPU too."""
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def sampling_of(config: ClassificationConfig) -> Sampling:
+    if config.method == "i":
+        return Sampling("fixed", widths=(1.0,), seed=config.seed)
+    if config.method == "s":
+        return Sampling("fixed", widths=config.switches, seed=config.seed)
+    return Sampling(
+        config.rule,
+        config.widths_per_step,
+        config.nonuniform,
+        config.lattice,
+        seed=config.seed,
+    )
+
+
+def make_optimizer(model: nn.Module, config: ClassificationConfig) -> torch.optim.Optimizer:
+    """SGD; weight decay on linear weights and on convolutions that are not depthwise.
+
+    The last layer, which is the classifier of most networks, may have a learning rate of its own.
+    """
+    layers = [module for module in model.modules() if isinstance(module, _LAYERS)]
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {
+        (config.weight_decay, 1.0): [],
+        (0.0, 1.0): [],
+    }
+    seen: set[nn.Parameter] = set()
+    for module in model.modules():
+        share = config.head_rate if layers and module is layers[-1] else 1.0
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter in seen:  # tied: it belongs to the first that has it
+                continue
+            seen.add(parameter)
+            is_depthwise = isinstance(module, nn.Conv2d) and 1 < module.groups == module.in_channels
+            is_decayed = isinstance(module, _LAYERS) and name == "weight" and not is_depthwise
+            decay = config.weight_decay if is_decayed else 0.0
+            groups.setdefault((decay, share), []).append(parameter)
+    return torch.optim.SGD(
+        [
+            {"params": parameters, "weight_decay": decay, RATE_SHARE: share}
+            for (decay, share), parameters in groups.items()
+            if parameters
+        ],
+        lr=config.learning_rate,
+        momentum=config.momentum,
+        nesterov=config.momentum > 0,
+        fused=all(parameter.is_cuda for parameter in model.parameters()) or None,
+    )
+
+
+def learning_rate(step: int, total: int, warmup: int, highest: float) -> float:
+    """Linear to zero over all steps, after a linear rise if there is one."""
+    if step < warmup:
+        return highest * (step + 1) / warmup
+    return highest * (total - step) / max(1, total - warmup)
+
+
+_PRECISIONS: dict[str, torch.dtype | Literal["auto"] | None] = {
+    "auto": "auto",
+    "float32": None,
+    "bfloat16": torch.bfloat16,
+}
+
+
+# ---- training ------------------------------------------------------------------------------------
+
+
+def train_run(run: Run, config: ClassificationConfig) -> bool:
+    """Trains until the last epoch, or an interrupt (then false); resumes where the run left off."""
+    check_choices(config)
+    device = local_device(config.device)
+    data = load_data(config, device, shared=True)
+    model = build_model(config, len(data.classes), data.input_shape).to(device)
+    has_teacher = config.method == "us" and config.rule in ("sandwich", "max+random")
+    distill = partial(soft_cross_entropy, temperature=config.temperature)
+    step = SandwichStep(
+        model,
+        make_optimizer(model, config),
+        partial(F.cross_entropy, label_smoothing=config.label_smoothing),
+        distill if config.distill and has_teacher else None,
+        sampling_of(config),
+        truth=config.truth,
+        autocast=_PRECISIONS[config.precision],
+        # Configurations that never come again are not worth capturing.
+        engine="eager" if config.nonuniform and config.lattice is None else "auto",
+        kernels=config.kernels,
+    )
+    if config.lattice is not None and config.method == "us" and device.type == "cuda":
+        # No configuration is met for the first time in the middle of training.
+        images, labels = next(iter(data.train.epoch(0)))
+        step.warm_up(plan_of(model).lattice(config.lattice)[::-1], images, labels)
+    total = config.epochs * len(data.train)
+    warmup = round(config.warmup_epochs * len(data.train))
+    training = Training(
+        run,
+        step,
+        data.train,
+        config.epochs,
+        lambda number: learning_rate(number, total, warmup, config.learning_rate),
+        _measure,
+        partial(_validate, model, data.validation, _ends(config)),
+        config.validate_every,
+        config.log_every,
+        config.checkpoint_every,
+    )
+    if not train(training):
+        return False
+    state = {
+        "steps": step.count,
+        "classes": list(data.classes),
+        "input_shape": list(data.input_shape),
+        "mean": list(data.mean),
+        "std": list(data.std),
+    }
+    save_final(run, model, state)
+    return True
+
+
+def _measure(result: StepResult, labels: Tensor) -> dict[str, Tensor]:
+    """Loss and accuracy on the batch, at the widest and the narrowest width of the step."""
+    sizes = [sum(n for _, n in config.items()) for config in result.widths]
+    ends = {"max": sizes.index(max(sizes)), "min": sizes.index(min(sizes))}
+    if len(sizes) == 1:
+        del ends["min"]
+    values: dict[str, Tensor] = {}
+    for name, index in ends.items():
+        correct = result.outputs[index].argmax(1) == labels
+        values[f"loss_{name}"] = result.losses[index]
+        values[f"accuracy_{name}"] = 100 * correct.float().mean()
+    return values
+
+
+def _ends(config: ClassificationConfig) -> dict[str, float]:
+    """The widths whose statistics are tracked while training, by the name they are logged under."""
+    if config.method == "i":
+        return {"max": 1.0}
+    if config.method == "s":
+        return {"max": max(config.switches), "min": min(config.switches)}
+    ends = {"max": config.high, "min": config.low}
+    rules = {"random": (), "min+random": ("min",), "max+random": ("max",)}
+    return {name: ends[name] for name in rules.get(config.rule, ("max", "min"))}
+
+
+def _validate(model: nn.Module, loader: Loader, ends: dict[str, float]) -> dict[str, float]:
+    values = {}
+    model.eval()
+    for name, width in ends.items():
+        with at_width(model, width):
+            values[f"validation_error_{name}"] = evaluate(model, loader)["top1_error"]
+    model.train()
+    return values
+
+
+# ---- after training ------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, loader: Loader) -> dict[str, float]:
+    """Errors in percent and loss over a loader, at the width the network is set to.
+
+    With several ranks all must call it; each may have its part of the batches, or all of them.
+    """
+    device = next(model.parameters()).device
+    totals = torch.zeros(4, dtype=torch.float64, device=device)
+    for images, labels in loader:
+        if len(labels) == 0:
+            continue
+        logits = model(images.contiguous(memory_format=torch.channels_last)).float()
+        top = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+        totals += torch.stack(
+            [
+                top[:, 0].sum(),
+                top.any(1).sum(),
+                F.cross_entropy(logits, labels, reduction="sum"),
+                torch.full((), len(labels), device=device),
+            ]
+        )
+    top1, top5, loss, count = sum_over_ranks(totals).tolist()
+    return {
+        "top1_error": 100 * (1 - top1 / count),
+        "top5_error": 100 * (1 - top5 / count),
+        "loss": loss / count,
+    }
+
+
+@dataclass(frozen=True)
+class TrainedClassifier:
+    """A finished run: its network as trained, with its statistics, and its data if asked for."""
+
+    run: Run
+    config: ClassificationConfig
+    model: nn.Module
+    data: ClassificationData | None
+
+    @property
+    def name(self) -> str:
+        """What the network is called in plots and tables."""
+        kind = {"us": "US", "s": "S", "i": "I"}[self.config.method]
+        return f"{kind}-{self.config.model.rpartition(':')[2]}"
+
+    @property
+    def widths(self) -> list[float]:
+        """What a spectrum covers unless told: every 0.025 of the range, or an S-Net's switches.
+
+        Widths are the network's own: an I-Net's is 1.0, all of what was built for its one width.
+        """
+        if self.config.method == "s":
+            return sorted(self.config.switches)
+        if self.config.method == "i":
+            return [1.0]
+        return spectrum_widths(self.config.low, self.config.high)
+
+    def calibrate(
+        self, widths: Sequence[Width], samples: int | None = None, method: str | None = None
+    ) -> int:
+        """Computes statistics for some widths, saves them with the run, and returns over how many.
+
+        With several ranks all must call it: the widths are shared out.
+        """
+        if samples is None:
+            samples = self.config.calibration_samples
+        if samples is not None and samples < 2:
+            raise AnywidthError(f"samples={samples}: batch statistics need at least 2")
+        loader = calibration_images(self._loaded(), self.config, samples)
+        chosen: Any = method or self.config.calibration_method
+        networks = len({plan_of(self.model).resolve(width) for width in widths})
+        mine = math.ceil(networks / world_size())
+        with training_progress(len(loader) * mine, description="calibrating") as shown:
+            calibrate(self.model, loader, widths, method=chosen, progress=shown.update)
+        if rank() == 0:
+            statistics = statistics_to_tensors(self.model)
+            self.run.save_statistics(*statistics, model=self.model.state_dict())
+        return int(loader.samples)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return evaluate(model, self._loaded().validation)
+
+    def _loaded(self) -> ClassificationData:
+        if self.data is None:
+            raise AnywidthError(f"the data of {self.run.folder} was not loaded")
+        return self.data
+
+
+def open_trained(
+    folder: str | Path,
+    device: str = "auto",
+    with_data: bool = True,
+    config: ClassificationConfig | None = None,
+) -> TrainedClassifier:
+    """Loads a finished run for calibrating, evaluating or predicting.
+
+    A `config` given stands for the run's own: its data may lie elsewhere by now.
+    """
+    run = Run.open_finished(folder, writing=rank() == 0)
+    config = config or run.read_config(ClassificationConfig)
+    place = local_device(device)
+    state = run.state()
+    channels, height, width = state["input_shape"]
+    model = build_model(config, len(state["classes"]), (channels, height, width))
+    load_weights(model, run.model_tensors(), run.folder)
+    load_statistics(model, *run.load_part("statistics"))
+    model.to(place).eval()
+    if place.type == "cuda":
+        use_kernels(model, config.kernels)  # else every new width would cost seconds
+    data = load_data(config, place) if with_data else None
+    return TrainedClassifier(run, config, model, data)

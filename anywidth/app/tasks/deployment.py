@@ -1,0 +1,91 @@
+"""What a finished run hands to a device: a plain network that takes what a device has.
+
+Whatever was done to an image before the network is in it, so that pixels go in and answers come
+out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anywidth.app.tasks.classification.task import TrainedClassifier
+from anywidth.app.tasks.reinforcement.environments import make_environment
+from anywidth.app.tasks.reinforcement.task import TrainedPolicy
+from anywidth.app.tasks.super_resolution.task import TrainedUpscaler
+from anywidth.deploying.exporting import Deployment
+from anywidth.slimming.extraction import extract
+
+_EXAMPLE_PIXELS = 16
+
+
+class Classifier(nn.Module):
+    """Takes (N, C, H, W) images in [0, 1] and returns logits."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, network: nn.Module, mean: list[float], std: list[float]) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
+
+    def forward(self, images: Tensor) -> Any:
+        return self.network((images - self.mean) / self.std)
+
+
+class Upscaler(nn.Module):
+    """Takes (N, 3, H, W) images in [0, 1] and returns larger ones, in [0, 1] too."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        larger: Tensor = self.network(images)
+        return larger.clamp(0, 1)
+
+
+def deployed_classifier(trained: TrainedClassifier, width: float) -> Deployment:
+    state = trained.run.state()
+    return Deployment(
+        Classifier(extract(trained.model, width, fold=True), state["mean"], state["std"]).eval(),
+        torch.rand(2, *state["input_shape"]),
+        "images in [0, 1]",
+        "images",
+        ("logits",),
+        {0: "batch"},
+        {"classes": json.dumps(state["classes"])},
+    )
+
+
+def deployed_upscaler(trained: TrainedUpscaler, width: float) -> Deployment:
+    return Deployment(
+        Upscaler(extract(trained.model, width, fold=True)).eval(),
+        torch.rand(2, 3, _EXAMPLE_PIXELS, _EXAMPLE_PIXELS),
+        "images in [0, 1], red, green and blue",
+        "images",
+        ("larger_images",),
+        {0: "batch", 2: "height", 3: "width"},
+        {"scale": str(trained.model.scale)},
+    )
+
+
+def deployed_policy(trained: TrainedPolicy, width: float) -> Deployment:
+    environment = make_environment(trained.config.environment, 1, seed=0)
+    with contextlib.closing(environment):
+        seen = torch.from_numpy(environment.reset())
+    return Deployment(
+        extract(trained.model, width, fold=True),
+        seen.repeat(2, *[1] * (seen.ndim - 1)),
+        "observations as the environment gives them",
+        "observations",
+        ("logits", "values"),
+        {0: "batch"},
+        {"environment": trained.config.environment},
+    )

@@ -1,0 +1,143 @@
+"""Atari games with the preprocessing that papers agree on, stepped by ale-py's own threads."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Any
+
+import numpy as np
+from ale_py import roms
+from ale_py.vector_env import AtariVectorEnv
+
+from anywidth.app.tasks.reinforcement.environments.protocol import (
+    MOST_STEPS,
+    Outcome,
+    ScoreBook,
+    checked_actions,
+    environment_seeds,
+    not_rendered,
+)
+from anywidth.errors import AnywidthError
+
+FRAME_SKIP = 4
+MOST_NO_OPS = 30
+SCREEN = {"img_height": 210, "img_width": 160, "grayscale": False, "stack_num": 1}
+
+
+class AtariEnvironment:
+    """Games of one ROM: an action lasts 4 frames, an observation is the last 4 such steps.
+
+    Each of the 4 is the maximum of two frames, grey, 84x84; before a game's first they are zero. A
+    game starts after up to 30 frames without action. Actions are never repeated at random, and
+    FIRE is left to the policy: ale-py can press it at the start, but before those frames, so that
+    every game of Breakout would begin with the same ball.
+
+    Args:
+        game: name of a ROM, or such as BreakoutNoFrameskip-v4.
+        count, seed, training, threads, most_steps, rendered: as for `make_environment`.
+    """
+
+    frames_per_second = 60 // FRAME_SKIP
+
+    def __init__(
+        self,
+        game: str,
+        count: int,
+        seed: int,
+        *,
+        training: bool = True,
+        threads: int | None = None,
+        most_steps: int = MOST_STEPS,
+        rendered: bool = False,
+    ) -> None:
+        rom = rom_name(game)
+        self._games = _games(rom, count, most_steps, num_threads=threads or 0)
+        # The same game a second time, in colour: it is given the same seed and actions.
+        self._screen = _games(rom, 1, most_steps, num_threads=1, **SCREEN) if rendered else None
+        self._frame: np.ndarray | None = None
+        self._seeds = environment_seeds(seed, count)
+        self._scores = ScoreBook(count)
+        self._lives = np.zeros(count, np.int32)
+        self._ends_at_lost_life = training
+        self._is_stepping = False
+        self.count = count
+        self.actions = len(self._games.ale.get_action_set())
+        self.observation_shape: tuple[int, ...] = (4, 84, 84)
+
+    def reset(self) -> np.ndarray:
+        if self._is_stepping:
+            self.receive()
+        observations, info = self._games.reset(seed=self._seeds)
+        self._lives = info["lives"]
+        self._scores.clear()
+        if self._screen is not None:
+            self._frame = self._screen.reset(seed=self._seeds[:1])[0][0, 0]
+        return observations
+
+    def step(self, actions: np.ndarray) -> Outcome:
+        self.send(actions)
+        return self.receive()
+
+    def send(self, actions: np.ndarray) -> None:
+        """Starts a step of all games and returns at once; `receive` must follow."""
+        if self._is_stepping:
+            raise AnywidthError("send() while the games still step: call receive() first")
+        checked = checked_actions(actions, self.count, self.actions)
+        self._games.send(checked)
+        self._is_stepping = True
+        if self._screen is not None:
+            self._frame = self._screen.step(checked[:1])[0][0, 0]
+
+    def receive(self) -> Outcome:
+        """Waits until the step begun by `send` is done."""
+        if not self._is_stepping:
+            raise AnywidthError("receive() without a step to wait for: call send(actions) first")
+        observations, rewards, terminated, truncated, info = self._games.recv()
+        self._is_stepping = False
+        finished = terminated | truncated
+        ends = finished
+        if self._ends_at_lost_life:
+            ends = finished | (info["lives"] < self._lives)
+        self._lives = info["lives"]
+        scores = self._scores.add(rewards, finished)
+        return Outcome(observations, rewards.astype(np.float32), ends, scores, finished)
+
+    def render(self) -> np.ndarray:
+        if self._frame is None:
+            raise not_rendered()
+        return self._frame
+
+    def close(self) -> None:
+        self._games.close()
+        if self._screen is not None:
+            self._screen.close()
+
+
+def rom_name(game: str) -> str:
+    """ale-py's name of a game: "breakout" for breakout, Breakout and BreakoutNoFrameskip-v4."""
+    wanted = re.sub(r"(NoFrameskip)?(-v4)?$", "", game)
+    known = {rom.replace("_", ""): rom for rom in roms.get_all_rom_ids()}
+    found = known.get(wanted.replace("_", "").lower())
+    if found is None:
+        near = difflib.get_close_matches(wanted.lower(), known.values(), n=3)
+        meant = f" (did you mean {' or '.join(near)}?)" if near else ""
+        raise AnywidthError(
+            f"no Atari game {game!r}{meant}: expected one of {', '.join(sorted(known.values()))}"
+        )
+    return found
+
+
+def _games(rom: str, count: int, most_steps: int, **options: Any) -> AtariVectorEnv:
+    return AtariVectorEnv(
+        rom,
+        count,
+        frameskip=FRAME_SKIP,
+        max_num_frames_per_episode=most_steps * FRAME_SKIP,
+        noop_max=MOST_NO_OPS + 1,  # ale-py draws from 0 to one less than this
+        use_fire_reset=False,
+        reward_clipping=False,
+        repeat_action_probability=0.0,
+        autoreset_mode="SameStep",
+        **options,
+    )

@@ -1,0 +1,94 @@
+"""Environments of gymnasium with numbered actions, such as CartPole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode
+
+from anywidth.app.tasks.reinforcement.environments.protocol import (
+    Outcome,
+    ScoreBook,
+    checked_actions,
+    environment_seeds,
+    not_rendered,
+)
+from anywidth.errors import AnywidthError
+
+
+class GymEnvironment:
+    """Copies of an environment that gymnasium knows by name, stepped one after the other.
+
+    Args:
+        name: as for `gymnasium.make`.
+        count, seed, most_steps, rendered: as for `make_environment`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        count: int,
+        seed: int,
+        *,
+        most_steps: int | None = None,
+        rendered: bool = False,
+    ) -> None:
+        limit: dict[str, Any] = {} if most_steps is None else {"max_episode_steps": most_steps}
+        try:
+            self._games = gymnasium.make_vec(
+                name,
+                num_envs=count,
+                vectorization_mode="sync",
+                vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
+                render_mode="rgb_array" if rendered else None,
+                **limit,
+            )
+        except gymnasium.error.Error as error:
+            raise AnywidthError(
+                f"gymnasium does not make {name!r}: {error}. Expected a name such as CartPole-v1; "
+                "gymnasium.pprint_registry() lists all"
+            ) from error
+        seen, acts = self._games.single_observation_space, self._games.single_action_space
+        if not isinstance(seen, Box) or not isinstance(acts, Discrete) or acts.start != 0:
+            self._games.close()
+            raise AnywidthError(
+                f"{name} has observations {seen} and actions {acts}: expected a Box of numbers and "
+                "actions numbered from 0"
+            )
+        self._kind = np.uint8 if seen.dtype == np.uint8 else np.float32
+        self._seeds = environment_seeds(seed, count).tolist()
+        self._scores = ScoreBook(count)
+        self._is_rendered = rendered
+        self.count = count
+        self.actions = int(acts.n)
+        self.observation_shape: tuple[int, ...] = seen.shape
+        self.frames_per_second = int(self._games.metadata.get("render_fps", 30))
+
+    def reset(self) -> np.ndarray:
+        self._scores.clear()
+        observations, _ = self._games.reset(seed=self._seeds)
+        return observations.astype(self._kind)
+
+    def step(self, actions: np.ndarray) -> Outcome:
+        checked = checked_actions(actions, self.count, self.actions)
+        observations, rewards, terminated, truncated, _ = self._games.step(checked)
+        finished = terminated | truncated
+        scores = self._scores.add(rewards, finished)
+        return Outcome(
+            observations.astype(self._kind), rewards.astype(np.float32), finished, scores, finished
+        )
+
+    def render(self) -> np.ndarray:
+        if not self._is_rendered:
+            raise not_rendered()
+        try:
+            frames: Any = self._games.render()
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise AnywidthError(f"gymnasium cannot draw this environment: {error}") from error
+        return np.asarray(frames[0])
+
+    def close(self) -> None:
+        self._games.close()

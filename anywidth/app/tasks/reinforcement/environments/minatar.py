@@ -1,0 +1,118 @@
+"""MinAtar: five Atari games on a board of 10 by 10 cells, which a CPU learns in a minute."""
+
+from __future__ import annotations
+
+import colorsys
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+
+from anywidth.app.tasks.reinforcement.environments.protocol import (
+    MOST_STEPS,
+    Outcome,
+    ScoreBook,
+    checked_actions,
+    environment_seeds,
+)
+from anywidth.errors import AnywidthError
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Ctrl-C takes effect at the end of the block, and not inside it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: arrived.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+        if arrived:
+            signal.raise_signal(signal.SIGINT)
+
+
+# For about a second it imports matplotlib under a bare `except:`, which would swallow Ctrl-C.
+with _interrupts_held_back():
+    from minatar import Environment
+
+GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+CELL_PIXELS = 16
+
+
+class MinAtarEnvironment:
+    """Games as their authors define them: a tenth of the actions is replaced by the one before.
+
+    Observations are 0 or 1 in float32, a channel a kind of thing. Of the six actions those that do
+    something in the game are offered.
+
+    Args:
+        game: one of `GAMES`.
+        count, seed, most_steps: as for `make_environment`.
+    """
+
+    frames_per_second = 12
+
+    def __init__(self, game: str, count: int, seed: int, *, most_steps: int = MOST_STEPS) -> None:
+        if game not in GAMES:
+            raise AnywidthError(f"no MinAtar game {game!r}: expected one of {', '.join(GAMES)}")
+        self._games = [Environment(game) for _ in range(count)]
+        self._meanings = np.array(self._games[0].minimal_action_set())
+        self._seeds = environment_seeds(seed, count).tolist()
+        self._scores = ScoreBook(count)
+        self._most_steps = most_steps
+        self._steps = np.zeros(count, np.int64)
+        height, width, channels = self._games[0].state_shape()
+        self._cells = np.zeros((count, height, width, channels), bool)
+        self.count = count
+        self.actions = len(self._meanings)
+        self.observation_shape: tuple[int, ...] = (channels, height, width)
+
+    def reset(self) -> np.ndarray:
+        self._scores.clear()
+        self._steps[:] = 0
+        for index, game in enumerate(self._games):
+            game.seed(self._seeds[index])
+            game.last_action = 0
+            game.reset()
+            self._cells[index] = game.state()
+        return self._observations()
+
+    def step(self, actions: np.ndarray) -> Outcome:
+        meant = self._meanings[checked_actions(actions, self.count, self.actions)].tolist()
+        rewards = np.zeros(self.count, np.float32)
+        self._steps += 1
+        finished = self._steps >= self._most_steps
+        for index, game in enumerate(self._games):
+            rewards[index], is_over = game.act(meant[index])
+            if is_over or finished[index]:
+                finished[index] = True
+                game.reset()
+            self._cells[index] = game.state()
+        self._steps[finished] = 0
+        scores = self._scores.add(rewards, finished)
+        return Outcome(self._observations(), rewards, finished, scores, finished)
+
+    def render(self) -> np.ndarray:
+        return paint(self._cells[0])
+
+    def close(self) -> None: ...
+
+    def _observations(self) -> np.ndarray:
+        return np.ascontiguousarray(self._cells.transpose(0, 3, 1, 2), dtype=np.float32)
+
+
+def paint(cells: np.ndarray) -> np.ndarray:
+    """A board of (height, width, channels) as RGB: black, and a colour of its own a channel.
+
+    Where two things share a cell the later channel is seen, as in MinAtar's own display.
+    """
+    channels = cells.shape[2]
+    colors = [colorsys.hls_to_rgb(0.55 + index / channels, 0.6, 0.8) for index in range(channels)]
+    palette = np.round(255 * np.array([(0.0, 0.0, 0.0), *colors])).astype(np.uint8)
+    seen = (cells * np.arange(1, channels + 1)).max(2)
+    return palette[seen].repeat(CELL_PIXELS, 0).repeat(CELL_PIXELS, 1)

@@ -1,0 +1,69 @@
+"""The network that plays an environment, converted to run at any width."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from torch import nn
+
+from anywidth.app.tasks.reinforcement.config import ReinforcementConfig
+from anywidth.app.tasks.reinforcement.environments import make_environment
+from anywidth.errors import AnywidthError
+from anywidth.models.atari_cnn import ActorCritic, atari_cnn, minatar_cnn, mlp_policy
+from anywidth.slimming.convert import slimmable
+from anywidth.slimming.extraction import extract_quietly
+from anywidth.width import WidthRange
+
+LEAST_PIXELS = 36
+"""Smaller pictures are boards, whose cells are things and not pixels."""
+
+
+def build_model(config: ReinforcementConfig, actions: int, shape: tuple[int, ...]) -> nn.Module:
+    """The converted network of a configuration, with its initial weights.
+
+    Args:
+        config: of the run.
+        actions: how many the environment offers.
+        shape: of one observation.
+    """
+    torch.manual_seed(config.seed)
+    model = network_for(actions, shape)
+    example = torch.rand(2, *shape)
+    widths = WidthRange(config.low, config.high, config.divisor)
+    if config.method == "i":
+        if not 0 < config.width <= 1:
+            raise AnywidthError(f"width={config.width}: an I-Net's width is a number in (0, 1]")
+        if config.width < 1:
+            # A network of that width built for it: orthogonal weights do not stay so when cut.
+            wide = WidthRange(min(config.low, config.width), 1.0, config.divisor)
+            slimmable(model, None, wide, example_input=example, verified=False)
+            small = extract_quietly(model, config.width)
+            assert isinstance(small, ActorCritic)
+            small._initialize()
+            model, widths = small, WidthRange(1.0, 1.0, config.divisor)
+    slimmable(model, None, widths, example_input=example)
+    if len(shape) == 3 and shape[1] >= LEAST_PIXELS:
+        # Half the time of a step on a CPU; on small boards it takes longer.
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
+def actions_and_shape(environment: str) -> tuple[int, tuple[int, ...]]:
+    """How many actions an environment offers, and the shape of one observation."""
+    probe = make_environment(environment, 1, seed=0)
+    with contextlib.closing(probe):
+        return probe.actions, probe.observation_shape
+
+
+def network_for(actions: int, shape: tuple[int, ...]) -> ActorCritic:
+    """The paper's network for pictures, a small one for boards, two layers for a few numbers."""
+    if len(shape) == 1:
+        return mlp_policy(actions, shape[0])
+    if len(shape) != 3 or shape[1] != shape[2]:
+        raise AnywidthError(
+            f"observations of shape {shape}: expected (numbers,) or (channels, side, side)"
+        )
+    if shape[1] >= LEAST_PIXELS:
+        return atari_cnn(actions, shape[0], shape[1])
+    return minatar_cnn(actions, shape[0], shape[1])

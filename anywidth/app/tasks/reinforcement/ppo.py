@@ -1,0 +1,248 @@
+"""PPO, top to bottom: advantages, losses, what narrower widths learn, and batches of roll-outs.
+
+Proximal policy optimisation (Schulman et al., 2017) for the widest width, which plays. The narrower
+ones learn on what it saw, in one of three ways.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anywidth.app.tasks.common_choices import precision_of
+from anywidth.app.tasks.reinforcement.config import ReinforcementConfig
+from anywidth.app.tasks.reinforcement.environments import make_environment
+from anywidth.app.tasks.reinforcement.rollout import Collector, Rollout
+from anywidth.errors import AnywidthError
+from anywidth.seeds import derive_seed
+from anywidth.training.distillation import WithTargets
+from anywidth.training.step import Loss
+
+Targets = dict[str, Tensor]
+"""Of a batch: actions, log_probabilities, values, returns, advantages, and the clip."""
+
+Output = tuple[Tensor, Tensor]
+"""Of the network: logits and values."""
+
+
+# ---- what PPO computes ---------------------------------------------------------------------------
+
+
+def advantages(
+    rewards: Tensor, values: Tensor, ends: Tensor, discount: float, smoothing: float
+) -> Tensor:
+    """How much better each action was than expected: generalised advantage estimation.
+
+    Rows are steps; `values` has one more, and nothing is carried over an episode's end.
+    """
+    found = torch.zeros_like(rewards)
+    later = torch.zeros_like(rewards[0])
+    for step in reversed(range(len(rewards))):
+        goes_on = 1 - ends[step]
+        surprise = rewards[step] + discount * goes_on * values[step + 1] - values[step]
+        later = surprise + discount * smoothing * goes_on * later
+        found[step] = later
+    return found
+
+
+def policy_loss(
+    log_probabilities: Tensor,
+    before: Tensor,
+    advantages: Tensor,
+    clip: Tensor,
+    dual_clip: float | None = None,
+) -> Tensor:
+    """The clipped surrogate: nothing is gained by moving an action's probability beyond `clip`.
+
+    Where another policy played, the ratio can be large: `dual_clip` bounds what a bad action costs.
+    """
+    ratio = (log_probabilities - before).exp()
+    gain = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+    if dual_clip is not None:
+        gain = torch.where(advantages < 0, torch.maximum(gain, dual_clip * advantages), gain)
+    return -gain.mean()
+
+
+def value_loss(
+    values: Tensor, returns: Tensor, before: Tensor | None = None, clip: Tensor | None = None
+) -> Tensor:
+    """Half the squared error; with `before`, nothing is gained by moving a value beyond `clip`."""
+    error = (values - returns).square()
+    if before is not None and clip is not None:
+        near = before + (values - before).clamp(-clip, clip)
+        error = torch.maximum(error, (near - returns).square())
+    return 0.5 * error.mean()
+
+
+def entropy(logits: Tensor) -> Tensor:
+    log_probabilities = logits.log_softmax(-1)
+    return -(log_probabilities.exp() * log_probabilities).sum(-1).mean()
+
+
+def ppo_loss(
+    config: ReinforcementConfig, output: Output, targets: Targets, *, played: bool = True
+) -> Tensor:
+    """PPO's loss of a batch; `played` says whether the width is the one that played it."""
+    logits, values = output[0].float(), output[1].float()
+    chosen = logits.log_softmax(-1).gather(-1, targets["actions"][:, None])[:, 0]
+    policy = policy_loss(
+        chosen,
+        targets["log_probabilities"],
+        targets["advantages"],
+        targets["clip"],
+        None if played else config.dual_clip,
+    )
+    before = targets["values"] if config.clip_values and played else None
+    value = value_loss(values, targets["returns"], before, targets["clip"])
+    return policy + config.value_weight * value - config.entropy_weight * entropy(logits)
+
+
+def divergence(output: Output, widest: Output) -> Tensor:
+    """How far a policy is from the widest one: KL(widest || policy), mean over the batch."""
+    return F.kl_div(
+        output[0].float().log_softmax(-1),
+        widest[0].float().log_softmax(-1),
+        reduction="batchmean",
+        log_target=True,
+    )
+
+
+def follow_widest(config: ReinforcementConfig, output: Output, widest: Output) -> Tensor:
+    """What a narrower width learns of the widest: its policy, and its value.
+
+    Fewer units must speak louder to say the same, and what they share makes the widest louder too.
+    Without the entropy the policy becomes certain too early, at all widths.
+    """
+    value = value_loss(output[1].float(), widest[1].float())
+    loss = divergence(output, widest) + config.value_weight * value
+    return config.distill_weight * loss - config.entropy_weight * entropy(output[0].float())
+
+
+def learn_from_its_games(
+    config: ReinforcementConfig, output: Output, widest: Output, targets: Targets
+) -> Tensor:
+    """What a narrower width learns of the widest one's roll-outs alone, off its own policy."""
+    return config.distill_weight * ppo_loss(config, output, targets, played=False)
+
+
+def distillation_of(config: ReinforcementConfig) -> Loss | WithTargets | None:
+    if config.method == "i" or config.distill == "none":
+        return None
+    if config.distill == "ppo":
+        return WithTargets(partial(learn_from_its_games, config))
+    return partial(follow_widest, config)
+
+
+# ---- batches of roll-outs ------------------------------------------------------------------------
+
+
+class RolloutLoader:
+    """PPO's training data: an epoch is a roll-out of the present policy, passed over several times.
+
+    Begun again in the middle (a resumed run), it plays that roll-out anew: the environments of a
+    killed run are gone.
+    """
+
+    def __init__(self, config: ReinforcementConfig, model: nn.Module, device: torch.device) -> None:
+        samples = config.environments * config.rollout
+        if samples % config.batch_size or config.batch_size == 1:
+            raise AnywidthError(
+                f"batch_size={config.batch_size}: expected a divisor of {samples} above 1, the "
+                f"observations of a roll-out ({config.environments} games, {config.rollout} steps)"
+            )
+        self.config = config
+        self.model = model
+        self.device = device
+        self.batch_size = config.batch_size
+        self.samples = samples
+        self.per_pass = samples // config.batch_size
+        self.rollouts = math.ceil(config.steps / samples)
+        self.agent_steps = 0
+        self.playing_seconds = 0.0
+        self._collector: Collector | None = None
+
+    def __len__(self) -> int:
+        """Updates of a roll-out."""
+        return self.config.epochs * self.per_pass
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Targets]]:
+        config = self.config
+        if self._collector is None:
+            self._collector = self._begin(epoch)
+        started = time.monotonic()
+        rollout = self._collector.collect()
+        self.playing_seconds += time.monotonic() - started
+        values = rollout.values.cpu()
+        gains = advantages(
+            self._rewards(rollout), values, rollout.ends, config.discount, config.smoothing
+        )
+        share = 1 - epoch / self.rollouts if config.anneal_clip else 1.0
+        clip = torch.tensor(config.clip * share, device=self.device)
+        whole = {
+            "actions": rollout.actions[:-1],
+            "log_probabilities": rollout.log_probabilities[:-1],
+            "values": rollout.values[:-1],
+            "returns": (gains + values[:-1]).to(self.device),
+            "advantages": gains.to(self.device),
+        }
+        whole = {name: tensor.flatten() for name, tensor in whole.items()}
+        observations = rollout.observations[:-1].flatten(0, 1)
+        self.agent_steps = (epoch + 1) * self.samples
+        for update in range(start, len(self)):
+            part = self._part(epoch, update)
+            targets = {name: tensor[part] for name, tensor in whole.items()}
+            targets["advantages"] = normalised(targets["advantages"])
+            targets["clip"] = clip
+            yield observations[part], targets
+
+    def take_scores(self) -> list[float]:
+        return [] if self._collector is None else self._collector.take_scores()
+
+    def close(self) -> None:
+        if self._collector is not None:
+            self._collector.close()
+
+    def _rewards(self, rollout: Rollout) -> Tensor:
+        return rollout.rewards[:-1].sign() if self.config.clip_rewards else rollout.rewards[:-1]
+
+    def _begin(self, epoch: int) -> Collector:
+        """Environments with seeds of their own for each start, so no resumed run repeats itself."""
+        config = self.config
+        name = config.environment
+        is_atari = name.startswith("atari:") or name.endswith("NoFrameskip-v4")
+        parts = 2 if config.overlap and is_atari and config.environments % 2 == 0 else 1
+        environments = [
+            make_environment(
+                name,
+                config.environments // parts,
+                derive_seed("environment", config.seed, epoch, part) % 2**31,
+                threads=config.threads,
+            )
+            for part in range(parts)
+        ]
+        autocast = torch.bfloat16 if precision_of(config, self.device) == "bfloat16" else None
+        return Collector(self.model, environments, config.rollout, self.device, autocast)
+
+    def _part(self, epoch: int, update: int) -> Tensor:
+        """The observations of an update: each pass goes through all, in an order of its own."""
+        pass_number, position = divmod(update, self.per_pass)
+        generator = torch.Generator()
+        generator.manual_seed(derive_seed("order", self.config.seed, epoch, pass_number))
+        order = torch.randperm(self.per_pass * self.batch_size, generator=generator)
+        return order[position * self.batch_size :][: self.batch_size].to(self.device)
+
+
+def normalised(values: Tensor) -> Tensor:
+    return (values - values.mean()) / (values.std() + 1e-8)
+
+
+def learning_rate(config: ReinforcementConfig, update: int, total: int) -> float:
+    """Adam's first steps are of full size whatever the gradients are; a rise keeps units alive."""
+    rise = min(1.0, (update + 1) / (config.warmup_updates + 1))
+    return config.learning_rate * rise * (1 - update / total if config.anneal else 1.0)

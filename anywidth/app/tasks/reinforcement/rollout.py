@@ -1,0 +1,218 @@
+"""Roll-outs: the widest width plays many games at once, and what it saw and did is kept.
+
+What the learner reads lies on the device. On a GPU a decision for all games (forward, drawing
+actions, filing) is one CUDA graph, so a step costs a copy there, a replay and a copy back.
+Environments that can step on their own are played in two halves: one steps while the network
+decides for the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from anywidth.app.tasks.reinforcement.environments import SteppingAlone, VectorEnvironment
+from anywidth.slimming.convert import at_width, plan_of
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What happened: a row a step, a column an environment, and one row more for what came after.
+
+    Args:
+        observations: what the network saw.
+        actions: what it did.
+        log_probabilities: of those actions, at the time.
+        values: what it expected; the last row is of the observation after the last step.
+        rewards: what it got, on the CPU; the last row is not used.
+        ends: 1 where that was the end of an episode, on the CPU; the last row is not used.
+    """
+
+    observations: Tensor
+    actions: Tensor
+    log_probabilities: Tensor
+    values: Tensor
+    rewards: Tensor
+    ends: Tensor
+
+    @classmethod
+    def empty(
+        cls, length: int, count: int, observations: np.ndarray, device: torch.device
+    ) -> Rollout:
+        kind = torch.from_numpy(observations[:1]).dtype
+        rows = (length + 1, count)
+        return cls(
+            torch.zeros(*rows, *observations.shape[1:], dtype=kind, device=device),
+            torch.zeros(rows, dtype=torch.int64, device=device),
+            torch.zeros(rows, device=device),
+            torch.zeros(rows, device=device),
+            torch.zeros(rows),
+            torch.zeros(rows),
+        )
+
+    def columns(self, start: int, count: int) -> Rollout:
+        """The part of some environments, in the same memory."""
+        parts = (getattr(self, field.name).narrow(1, start, count) for field in fields(self))
+        return Rollout(*parts)
+
+
+class Player:
+    """Some environments with the network that plays them, through buffers that never move."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        environment: VectorEnvironment,
+        observations: np.ndarray,
+        rollout: Rollout,
+        autocast: torch.dtype | None,
+    ) -> None:
+        self.model = model
+        self.environment = environment
+        self.rollout = rollout
+        self.autocast = autocast
+        self.device = rollout.values.device
+        self.scores: list[float] = []
+        on_gpu = self.device.type == "cuda"
+        seen = torch.from_numpy(np.ascontiguousarray(observations))
+        self._seen = seen.pin_memory() if on_gpu else seen.clone()
+        self._chosen = torch.zeros(len(seen), dtype=torch.int64, pin_memory=on_gpu)
+        self._observations = self._seen.to(self.device) if on_gpu else self._seen
+        self._actions = self._chosen.to(self.device) if on_gpu else self._chosen
+        self._position = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._stepping_alone = environment if isinstance(environment, SteppingAlone) else None
+        self._pending: np.ndarray | None = None
+
+    def start(self) -> None:
+        """Begins to file at the first row; the environments go on where they are."""
+        self._position.zero_()
+
+    def decide(self) -> np.ndarray:
+        """Actions for what the environments show now; files it in the next row."""
+        if self.device.type != "cuda":
+            self._decide()
+            return self._chosen.numpy().copy()
+        self._observations.copy_(self._seen, non_blocking=True)
+        if self._graph is None:
+            self._capture()
+        else:
+            self._graph.replay()
+        self._chosen.copy_(self._actions, non_blocking=True)
+        torch.cuda.current_stream().synchronize()
+        return self._chosen.numpy().copy()
+
+    def send(self, actions: np.ndarray) -> None:
+        """Lets the environments step: at once and on their own if they can."""
+        if self._stepping_alone is not None:
+            self._stepping_alone.send(actions)
+        self._pending = actions
+
+    def receive(self, step: int) -> None:
+        """Waits for the environments and files what the actions of row `step` brought."""
+        assert self._pending is not None
+        if self._stepping_alone is not None:
+            outcome = self._stepping_alone.receive()
+        else:
+            outcome = self.environment.step(self._pending)
+        self._pending = None
+        self._seen.numpy()[...] = outcome.observations
+        self.rollout.rewards[step] = torch.from_numpy(outcome.rewards)
+        self.rollout.ends[step] = torch.from_numpy(outcome.ends.astype(np.float32))
+        self.scores += outcome.scores
+
+    @torch.no_grad()
+    def _decide(self) -> None:
+        with at_width(self.model, plan_of(self.model).widest), self._precision():
+            logits, values = self.model(self._observations)
+        log_probabilities = logits.float().log_softmax(-1)
+        # The largest of log p - log e, with e exponential, is a draw from p (Gumbel's trick).
+        noise = torch.empty_like(log_probabilities).exponential_().log()
+        actions = (log_probabilities - noise).argmax(-1)
+        found = log_probabilities.gather(-1, actions[:, None])[:, 0]
+        rows = self.rollout
+        for store, row in (
+            (rows.observations, self._observations),
+            (rows.actions, actions),
+            (rows.log_probabilities, found),
+            (rows.values, values.float()),
+        ):
+            store.index_copy_(0, self._position, row[None])
+        self._actions.copy_(actions)
+        self._position += 1
+
+    def _capture(self) -> None:
+        """Decides once in the ordinary way, then captures for the times to come."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._decide()
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+            self._decide()
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.autocast, cache_enabled=False)
+
+
+class Collector:
+    """Plays roll-outs of `length` steps; episodes go on from one roll-out to the next.
+
+    Args:
+        model: a converted network that returns (logits, values).
+        environments: played side by side; of one size and kind.
+        length: steps of each environment in a roll-out.
+        device: where the network is.
+        autocast: the dtype forward passes run in; None leaves them as they are.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        environments: Sequence[VectorEnvironment],
+        length: int,
+        device: torch.device,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        self.length = length
+        shown = [environment.reset() for environment in environments]
+        counts = [environment.count for environment in environments]
+        self.rollout = Rollout.empty(length, sum(counts), shown[0], device)
+        self.players = []
+        for index, environment in enumerate(environments):
+            part = self.rollout.columns(sum(counts[:index]), counts[index])
+            self.players.append(Player(model, environment, shown[index], part, autocast))
+
+    def collect(self) -> Rollout:
+        """The next roll-out; it holds until the one after it is collected."""
+        for player in self.players:
+            player.start()
+        for step in range(self.length):
+            for player in self.players:
+                if step > 0:
+                    player.receive(step - 1)
+                player.send(player.decide())
+        for player in self.players:
+            player.receive(self.length - 1)
+            player.decide()
+        return self.rollout
+
+    def take_scores(self) -> list[float]:
+        """The true scores of the games that ended since this was last asked."""
+        scores = [score for player in self.players for score in player.scores]
+        for player in self.players:
+            player.scores.clear()
+        return scores
+
+    def close(self) -> None:
+        for player in self.players:
+            player.environment.close()

@@ -1,0 +1,304 @@
+"""Pictures for super-resolution: a folder becomes pairs of small and large images in memory.
+
+Low resolution is what DIV2K provides, or is made here from the large image (`resize.py`).
+"""
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from itertools import accumulate
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from PIL import ExifTags, Image, ImageOps
+from torch import Tensor
+
+from anywidth.app.tasks.super_resolution.resize import crop_to_multiple, downscale
+from anywidth.errors import AnywidthError, few_of
+from anywidth.files import write_atomically
+
+logger = logging.getLogger(__name__)
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
+SPLITS = ("train", "valid")
+BUNDLED = Path(__file__).parent / "bundled_pictures"
+"""Pictures that ship with the package (public domain): 12 in `train`, 4 in `eval`."""
+MEMORY_LIMIT = 2 * 1024**3
+DECODED_AHEAD = 16
+
+Size = tuple[int, int]  # height, width
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """RGB pictures of any sizes, one after the other in one buffer that moves as a whole."""
+
+    pixels: Tensor
+    """uint8 of shape (pixels of all pictures, 3)."""
+    sizes: tuple[Size, ...]
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each picture begins in `pixels`."""
+        return tuple(accumulate((h * w for h, w in self.sizes[:-1]), initial=0))
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: int) -> Tensor:
+        """One picture, uint8 of shape (3, height, width); a view, not a copy."""
+        (height, width), offset = self.sizes[index], self.offsets[index]
+        return self.pixels[offset : offset + height * width].view(height, width, 3).permute(2, 0, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class PicturePairs:
+    """The same pictures at low and at `scale` times as high resolution."""
+
+    names: tuple[str, ...]
+    low: Pictures
+    high: Pictures
+    scale: int
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Low and high resolution of one picture, uint8 of shape (3, height, width)."""
+        return self.low[index], self.high[index]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A picture that is yet to be decoded, and its size once cut to a multiple of the scale."""
+
+    name: str
+    high: Path
+    low: Path | None
+    size: Size
+
+
+def load_pairs(
+    folder: str | Path,
+    scale: int = 2,
+    *,
+    split: str = "train",
+    patch: int = 1,
+    memory_limit: int = MEMORY_LIMIT,
+    cache: str | Path | None = None,
+    subfolders: bool = True,
+) -> PicturePairs:
+    """Decode all pictures of a folder, sorted by name, and pair each with its low resolution.
+
+    A folder that holds `DIV2K_train_HR` or `DIV2K_valid_HR` is read as DIV2K: `split` chooses one,
+    and low resolution comes from `DIV2K_<split>_LR_bicubic/X<scale>` where that is there. Any other
+    folder is searched for images with all its subfolders. Where low resolution is not given, the
+    picture is cut to a multiple of `scale`, shrunk by MATLAB's bicubic and rounded to 8 bit.
+
+    Arguments:
+        scale: how many times larger the high resolution is.
+        patch: pictures whose low resolution is smaller than this in a direction are left out, with
+            a line in the log that names them.
+        memory_limit: above this many bytes, pixels lie in a memory-mapped file instead of memory.
+        cache: folder for that file, where the next run finds it again; by default a temporary one.
+        subfolders: whether pictures in subfolders, DIV2K's too, belong to it.
+    """
+    folder = Path(folder)
+    if split not in SPLITS:
+        raise AnywidthError(f"split={split!r}: expected 'train' or 'valid'.")
+    if not isinstance(scale, int) or scale < 1:
+        raise AnywidthError(f"scale={scale!r}: expected a whole number of at least 1, such as 2.")
+    if subfolders:
+        pairs = _find_pairs(folder, scale, split)
+    else:
+        pairs = [(path, None) for path in find_images(folder) if path.parent == folder]
+    sources = [_measure(folder, *paths, scale) for paths in pairs]
+    sources = _drop_small(sources, folder, scale, patch)
+    high_sizes = tuple(source.size for source in sources)
+    low_sizes = tuple((height // scale, width // scale) for height, width in high_sizes)
+    total = 3 * sum(height * width for height, width in (*high_sizes, *low_sizes))
+    with ExitStack() as stack:
+        high_file = low_file = None
+        if total > memory_limit:
+            if cache is None:
+                # Gone from the folder with this block; the space is freed with the pixels.
+                cache = stack.enter_context(
+                    tempfile.TemporaryDirectory(prefix="anywidth-", ignore_cleanup_errors=True)
+                )
+            Path(cache).mkdir(parents=True, exist_ok=True)
+            identity = _identity(sources, scale)
+            high_file = Path(cache) / f"{identity}-high.rgb"
+            low_file = Path(cache) / f"{identity}-x{scale}.rgb"
+        large = (crop_to_multiple(image, scale) for image in _decode(s.high for s in sources))
+        high = _store(large, high_sizes, high_file)
+        low_paths = [source.low for source in sources if source.low is not None]
+        small = _decode(low_paths) if low_paths else _shrink(high, scale)
+        low = _store(small, low_sizes, low_file)
+    return PicturePairs(tuple(source.name for source in sources), low, high, scale)
+
+
+def find_images(folder: str | Path) -> list[Path]:
+    """All images in a folder and its subfolders, sorted; hidden files are passed over."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise AnywidthError(f"{folder} is no folder: pass one that holds images.")
+    paths = sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+    )
+    if not paths:
+        raise AnywidthError(f"{folder} holds no images: expected files in {', '.join(SUFFIXES)}.")
+    return paths
+
+
+def read_picture(path: str | Path) -> Tensor:
+    """Decode one image file to uint8 RGB of shape (3, height, width), turned as its EXIF data says.
+
+    Grey becomes RGB; transparent parts show white; of 16 bits, the 8 that matter are kept.
+    """
+    path = Path(path)
+    with _opened(path) as image:
+        upright = image if _orientation(image) == 1 else ImageOps.exif_transpose(image)
+        if image.mode == "F":
+            raise AnywidthError(
+                f"{path}: floating-point pixels have no known range. Save it with 8 or 16 bits."
+            )
+        if image.mode.startswith("I"):
+            levels = np.asarray(upright).astype(np.int64)
+            if levels.min() < 0 or levels.max() > 65535:
+                raise AnywidthError(
+                    f"{path}: values from {levels.min()} to {levels.max()}, expected 0 to 65535. "
+                    "Save it with 8 or 16 bits."
+                )
+            grey = ((levels * 255 + 32767) // 65535).astype(np.uint8)
+            return torch.from_numpy(grey).expand(3, -1, -1)
+        if "A" in upright.getbands() or "transparency" in upright.info:
+            white = Image.new("RGBA", upright.size, "white")
+            upright = Image.alpha_composite(white, upright.convert("RGBA"))
+        return torch.from_numpy(np.array(upright.convert("RGB"))).permute(2, 0, 1)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    try:
+        with Image.open(path) as image:
+            yield image
+    except AnywidthError:
+        raise
+    except Exception as error:  # Decoders of broken files raise whatever they trip over.
+        raise AnywidthError(
+            f"{path}: cannot be decoded ({error}). Replace the file or remove it."
+        ) from error
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF orientation, where it stands before the pixels: looking further would decode a PNG."""
+    if image.format == "PNG" and "exif" not in image.info:
+        return 1
+    return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+
+
+def _read_size(path: Path) -> Size:
+    with _opened(path) as image:
+        width, height = image.size
+        return (width, height) if _orientation(image) >= 5 else (height, width)
+
+
+def _find_pairs(folder: Path, scale: int, split: str) -> list[tuple[Path, Path | None]]:
+    """Every high-resolution file with its low-resolution file, if those are given."""
+    if not any((folder / f"DIV2K_{other}_HR").is_dir() for other in SPLITS):
+        return [(path, None) for path in find_images(folder)]
+    high = find_images(folder / f"DIV2K_{split}_HR")
+    low_folder = folder / f"DIV2K_{split}_LR_bicubic" / f"X{scale}"
+    if not low_folder.is_dir():
+        return [(path, None) for path in high]
+    low = {path.stem: path for path in find_images(low_folder)}
+    expected = {f"{path.stem}x{scale}": path for path in high}
+    without_low = sorted(expected.keys() - low.keys())
+    without_high = sorted(low.keys() - expected.keys())
+    if without_low or without_high:
+        raise AnywidthError(
+            f"{high[0].parent} and {low_folder} do not match: {few_of(without_low) or 'none'} "
+            f"missing among the low resolution, {few_of(without_high) or 'none'} without high "
+            f"resolution. Complete the folders, or remove {low_folder} to have low resolution made "
+            "from the large images."
+        )
+    return [(path, low[stem]) for stem, path in expected.items()]
+
+
+def _measure(folder: Path, high: Path, low: Path | None, scale: int) -> _Source:
+    height, width = _read_size(high)
+    small = (height // scale, width // scale)
+    if low is not None and _read_size(low) != small:
+        raise AnywidthError(
+            f"{low} is {'x'.join(map(str, _read_size(low)))}, expected {small[0]}x{small[1]}: "
+            f"1/{scale} of {high}, which is {height}x{width}. Put the matching files there."
+        )
+    name = high.relative_to(folder).with_suffix("").as_posix()
+    return _Source(name, high, low, (small[0] * scale, small[1] * scale))
+
+
+def _drop_small(sources: list[_Source], folder: Path, scale: int, patch: int) -> list[_Source]:
+    side = scale * max(patch, 1)
+    small = [source.name for source in sources if min(source.size) < side]
+    if len(small) == len(sources):
+        raise AnywidthError(
+            f"{folder}: all {len(small)} images are smaller than {side}x{side}, one patch of "
+            f"{max(patch, 1)} at scale {scale}. Add larger images, or train on smaller patches."
+        )
+    if small:
+        logger.warning(
+            "%s: left out %d of %d images, smaller than %dx%d: %s",
+            *(folder, len(small), len(sources), side, side, few_of(small)),
+        )
+    return [source for source in sources if min(source.size) >= side]
+
+
+def _identity(sources: list[_Source], scale: int) -> str:
+    """A name for the decoded pixels that changes with any of their files."""
+    paths = [path for source in sources for path in (source.high, source.low) if path is not None]
+    states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    return blake2b(repr((scale, states)).encode(), digest_size=12).hexdigest()
+
+
+def _decode(paths: Iterable[Path]) -> Iterator[Tensor]:
+    """Decode in threads, a few pictures ahead of whoever takes them."""
+    pending = list(paths)
+    with ThreadPoolExecutor(min(DECODED_AHEAD, os.cpu_count() or 1)) as pool:
+        for first in range(0, len(pending), DECODED_AHEAD):
+            yield from pool.map(read_picture, pending[first : first + DECODED_AHEAD])
+
+
+def _shrink(pictures: Pictures, scale: int) -> Iterator[Tensor]:
+    for index in range(len(pictures)):
+        yield downscale(pictures[index][None], scale)[0]
+
+
+def _store(images: Iterable[Tensor], sizes: tuple[Size, ...], file: Path | None) -> Pictures:
+    """Lay (3, height, width) images one after the other, in memory or in a mapped file."""
+    total = 3 * sum(height * width for height, width in sizes)
+    rows = (image.permute(1, 2, 0).reshape(-1) for image in images)
+    if file is None:
+        pixels, filled = torch.empty(total, dtype=torch.uint8), 0
+        for row in rows:
+            pixels[filled : filled + len(row)] = row
+            filled += len(row)
+    else:
+
+        def write(stream: BinaryIO) -> None:
+            for row in rows:
+                stream.write(row.numpy().data)
+
+        if not file.is_file() or file.stat().st_size != total:
+            write_atomically(file, write)
+        pixels = torch.from_file(str(file), shared=False, size=total, dtype=torch.uint8)
+    return Pictures(pixels.view(-1, 3), sizes)

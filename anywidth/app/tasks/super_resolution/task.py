@@ -1,0 +1,330 @@
+"""Super-resolution: one WDSR trained for all widths, and individually trained ones beside it.
+
+WDSR has weight norm and no batch norm, so nothing has to be calibrated: any width can be run as
+soon as training has ended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anywidth.app.runs.loop import Training, load_weights, save_final, train
+from anywidth.app.runs.run import Run
+from anywidth.app.tasks.common_choices import precision_of, sampling_of
+from anywidth.app.tasks.super_resolution.config import SuperResolutionConfig, check_choices
+from anywidth.app.tasks.super_resolution.image_quality import WINDOW
+from anywidth.app.tasks.super_resolution.patches import PatchLoader
+from anywidth.app.tasks.super_resolution.pictures import (
+    BUNDLED,
+    PicturePairs,
+    find_images,
+    load_pairs,
+)
+from anywidth.app.tasks.super_resolution.resize import upscale
+from anywidth.app.tasks.super_resolution.upscaling import Sets, evaluate, mean_psnr
+from anywidth.distributed import local_device, rank, world_size
+from anywidth.errors import AnywidthError
+from anywidth.measuring.width_lists import spectrum_widths
+from anywidth.models.wdsr import WDSR, wdsr
+from anywidth.planning.trace import plan as make_plan
+from anywidth.slimming.convert import at_width, slimmable
+from anywidth.training.precision import tf32_arithmetic
+from anywidth.training.step import Loss, SandwichStep, StepResult
+from anywidth.width import Width, WidthRange, round_channels
+
+EXAMPLE_SIDE = 48
+"""Multiply-adds are counted for a low-resolution input of 48x48, as in the paper."""
+
+
+# ---- data, network, optimiser --------------------------------------------------------------------
+
+
+def load_training_pictures(config: SuperResolutionConfig) -> PicturePairs:
+    folder = BUNDLED / "train"
+    if config.data_dir is not None:
+        folder = _folder(config.data_dir, "--data-dir")
+    return load_pairs(folder, config.scale, patch=config.patch, cache=config.cache_dir)
+
+
+def load_evaluation_sets(config: SuperResolutionConfig) -> dict[str, PicturePairs]:
+    """The pictures to evaluate on by the name of their set, the smallest set first."""
+    # Inside the border that is cut, SSIM needs room for its window.
+    smallest = math.ceil((WINDOW + 2 * config.scale) / config.scale)
+    sets = {
+        name: load_pairs(
+            folder,
+            config.scale,
+            split="valid",
+            patch=smallest,
+            cache=config.cache_dir,
+            subfolders=subfolders,
+        )
+        for name, (folder, subfolders) in _evaluation_folders(config).items()
+    }
+    return dict(sorted(sets.items(), key=lambda item: (len(item[1]), item[0])))
+
+
+def _evaluation_folders(config: SuperResolutionConfig) -> dict[str, tuple[Path, bool]]:
+    """Each set's folder, and whether its subfolders are part of it.
+
+    These are the subfolders of `eval_dir`, and the pictures beside them as one more set; else
+    DIV2K's validation pictures; else the bundled ones.
+    """
+    given = config.eval_dir or config.data_dir
+    if given is not None and (Path(given) / "DIV2K_valid_HR").is_dir():
+        return {"DIV2K": (Path(given), True)}
+    if config.eval_dir is None:
+        return {"bundled": (BUNDLED / "eval", True)}
+    folder = _folder(config.eval_dir, "--eval-dir")
+    paths = find_images(folder)
+    inside = {path.relative_to(folder).parts[0] for path in paths if path.parent != folder}
+    found = {name: (folder / name, True) for name in inside if not name.startswith(".")}
+    own = folder.resolve().name
+    if any(path.parent == folder for path in paths):
+        found[f"{own} itself" if own in found else own] = (folder, False)
+    return found or {own: (folder, True)}
+
+
+def _folder(place: str, option: str) -> Path:
+    if not Path(place).is_dir():
+        raise AnywidthError(
+            f"{place} is no folder: say where the pictures lie with {option} FOLDER"
+        )
+    return Path(place)
+
+
+def build_model(config: SuperResolutionConfig) -> WDSR:
+    """The converted network of a configuration, with its initial weights.
+
+    At width k / channels it is the WDSR of k channels: inside each block the wide activation is
+    kept at its multiple of what the block carries, where rounding alone could miss by one.
+    """
+    torch.manual_seed(config.seed)
+    channels, widths = config.channels, WidthRange(config.low, config.high, config.divisor)
+    if config.method == "i":
+        # Built for its width: the initial weights know their own fan-in.
+        if not 0 < config.width <= 1:
+            raise AnywidthError(f"width={config.width}: an I-Net's width is a number in (0, 1]")
+        channels = min(channels, round_channels(channels * config.width, config.divisor))
+        widths = WidthRange(1.0, 1.0, config.divisor)
+    model = wdsr(channels, config.blocks, config.scale)
+    if config.bicubic_start:
+        start_from_bicubic(model)
+    plan = make_plan(model, torch.rand(2, 3, EXAMPLE_SIDE, EXAMPLE_SIDE))
+    carried = plan.group_of("head")
+    for block in range(config.blocks):
+        wide = plan.group_of(f"body.{block}.widen")
+        plan.tie(wide.name, carried.name, wide.channels // carried.channels)
+    slimmable(model, plan, widths)
+    return model
+
+
+@torch.no_grad()
+def start_from_bicubic(model: WDSR) -> None:
+    """Sets the 5x5 skip to bicubic upscaling and turns the deep branch down to a tenth.
+
+    From random weights the first hundred steps or more only bring a network up to bicubic.
+    """
+    radius, scale = 2, model.scale
+    impulse = torch.zeros(1, 1, 4 * radius + 1, 4 * radius + 1)
+    impulse[..., 2 * radius, 2 * radius] = 1
+    # Column d of phase p is what the impulse gives d pixels before it: a correlation's kernel.
+    around = slice(radius * scale, (3 * radius + 1) * scale)
+    response = upscale(impulse, scale)[0, 0, around, around]
+    phases = response.unflatten(0, (-1, scale)).unflatten(2, (-1, scale)).permute(1, 3, 0, 2)
+    kernels = phases.flip(2, 3).flatten(0, 1)
+    weight = torch.zeros_like(model.skip.weight)
+    for channel in range(weight.shape[1]):
+        weight[channel * scale**2 : (channel + 1) * scale**2, channel] = kernels
+    model.skip.weight = weight
+    nn.init.zeros_(_bias(model.skip))
+    nn.init.zeros_(_bias(model.tail))
+    model.tail.weight = 0.1 * model.tail.weight
+
+
+def _bias(layer: nn.Conv2d) -> Tensor:
+    assert layer.bias is not None
+    return layer.bias
+
+
+def distillation_of(config: SuperResolutionConfig) -> Loss | None:
+    """What narrower widths learn beside the true patches, whose share is `truth`.
+
+    Pulling a narrow width towards the widest also moves the weights they share, and with them the
+    widest. An absolute error pulls as hard however close the two are, and wins over the truth:
+    alone (`truth=0`) it leaves all widths alike and none better than bicubic. A squared error
+    fades as they come close and does not.
+    """
+    if config.method == "i" or config.distill == "none":
+        return None
+    return F.l1_loss if config.distill == "l1" else F.mse_loss
+
+
+def learning_rate(step: int, total: int, warmup: int, highest: float) -> float:
+    """Half a cosine wave to zero over all steps, after a linear rise if there is one."""
+    if step < warmup:
+        return highest * (step + 1) / warmup
+    return highest * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+
+
+def make_loader(
+    config: SuperResolutionConfig, pairs: PicturePairs, device: torch.device
+) -> PatchLoader:
+    return PatchLoader(
+        pairs,
+        batch_size=config.batch_size,
+        patch=config.patch,
+        samples=config.steps_per_epoch * config.batch_size,
+        seed=config.seed,
+        device=device,
+        pictures_on_device=_fits(pairs, device),
+        rank=rank(),
+        world_size=world_size(),
+    )
+
+
+def _fits(pairs: PicturePairs, device: torch.device) -> bool:
+    """Whether all pictures leave the device half of its free memory."""
+    if device.type != "cuda":
+        return True
+    needed = pairs.low.pixels.numel() + pairs.high.pixels.numel()
+    return needed < torch.cuda.mem_get_info(device)[0] // 2
+
+
+# ---- training ------------------------------------------------------------------------------------
+
+
+def train_run(run: Run, config: SuperResolutionConfig) -> bool:
+    """Trains until the last step, or an interrupt (then false); resumes where the run left off."""
+    check_choices(config)
+    device = local_device(config.device)
+    precision = precision_of(config, device)
+    loader = make_loader(config, load_training_pictures(config), device)
+    sets = load_evaluation_sets(config)
+    model = build_model(config).to(device)
+    optimizer = torch.optim.Adam(
+        model.parameters(), lr=config.learning_rate, fused=device.type == "cuda"
+    )
+    step = SandwichStep(
+        model,
+        optimizer,
+        F.l1_loss,
+        distillation_of(config),
+        sampling_of(config),
+        truth=config.truth,
+        autocast=torch.bfloat16 if precision == "bfloat16" else None,
+    )
+    total = config.epochs * len(loader)
+    training = Training(
+        run,
+        step,
+        loader,
+        config.epochs,
+        lambda number: learning_rate(number, total, config.warmup_steps, config.learning_rate),
+        partial(_measure, _ends(config)),
+        partial(_validate, model, sets, _ends(config), config.validation_pictures),
+        config.validate_every,
+        config.log_every,
+        config.checkpoint_every,
+        description=f"{config.name} {config.width}" if config.method == "i" else config.name,
+    )
+    with tf32_arithmetic(precision != "float32"):
+        if not train(training):
+            return False
+    save_final(run, model, {"steps": step.count})
+    return True
+
+
+def _ends(config: SuperResolutionConfig) -> dict[float, float]:
+    """The widths that are logged and validated, widest first, and what the network runs at."""
+    if config.method == "i":
+        return {config.width: 1.0}
+    return {width: width for width in (config.high, config.low)}
+
+
+def _measure(ends: Mapping[float, float], result: StepResult, targets: Tensor) -> dict[str, Tensor]:
+    """The distance to the true patches at both ends, whatever each of them is trained on."""
+    outputs = result.outputs[: len(ends)]
+    return {
+        f"loss/{width}": F.l1_loss(output.float(), targets)
+        for width, output in zip(ends, outputs, strict=True)
+    }
+
+
+def _validate(model: WDSR, sets: Sets, ends: Mapping[float, float], count: int) -> dict[str, float]:
+    """PSNR on the first few pictures."""
+    values = {}
+    model.eval()
+    for width, run_at in ends.items():
+        with at_width(model, run_at):
+            values[f"validation_psnr/{width}"] = mean_psnr(model, sets, count)
+    model.train()
+    return values
+
+
+# ---- after training ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrainedUpscaler:
+    """A finished run: its network as trained, and the pictures to evaluate on if asked for."""
+
+    run: Run
+    config: SuperResolutionConfig
+    model: WDSR
+    sets: Sets | None
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def widths(self) -> list[float]:
+        """What a spectrum covers unless told: every 0.05 of the range.
+
+        Widths are the network's own: an I-Net's is 1.0, all of what was built for its one width.
+        """
+        if self.config.method == "i":
+            return [1.0]
+        return spectrum_widths(self.config.low, self.config.high, step=0.05)
+
+    def calibrate(
+        self, widths: Sequence[Width], samples: int | None = None, method: str | None = None
+    ) -> int:
+        """Does nothing: without batch norm there are no statistics to compute."""
+        return 0
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        assert isinstance(model, WDSR)
+        return evaluate(model, self.pictures())
+
+    def pictures(self) -> Sets:
+        if self.sets is None:
+            raise AnywidthError(f"the pictures of {self.run.folder} were not loaded")
+        return self.sets
+
+
+def open_trained(
+    folder: str | Path,
+    device: str = "auto",
+    with_data: bool = True,
+    config: SuperResolutionConfig | None = None,
+) -> TrainedUpscaler:
+    """Loads a finished run for evaluating or upscaling.
+
+    A `config` given stands for the run's own: its pictures may lie elsewhere by now.
+    """
+    run = Run.open_finished(folder, writing=rank() == 0)
+    config = config or run.read_config(SuperResolutionConfig)
+    model = build_model(config)
+    load_weights(model, run.model_tensors(), run.folder)
+    model.to(local_device(device)).eval()
+    return TrainedUpscaler(run, config, model, load_evaluation_sets(config) if with_data else None)

@@ -1,0 +1,93 @@
+"""Upscaling pictures with a trained network, and how close they come to the true ones."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from anywidth.app.tasks.super_resolution.image_quality import luma, psnr, ssim
+from anywidth.app.tasks.super_resolution.pictures import PicturePairs
+from anywidth.app.tasks.super_resolution.resize import round_to_uint8, upscale
+from anywidth.app.tasks.super_resolution.tiling import run_tiled
+from anywidth.models.wdsr import WDSR
+from anywidth.training.precision import tf32_arithmetic
+
+Sets = Mapping[str, PicturePairs]
+"""Pictures to evaluate on, by the name of their set."""
+
+
+@torch.no_grad()
+def super_resolve(model: WDSR, images: Tensor) -> Tensor:
+    """Upscales (N, 3, H, W) images in [0, 1] of any size, at the width the network is set to.
+
+    Large ones pass in tiles that overlap by what the network sees, so that no seam shows. The
+    result lies in [0, 1], where `images` is.
+    """
+    device = next(model.parameters()).device
+
+    def run(tile: Tensor) -> Tensor:
+        return model(tile.to(device).contiguous(memory_format=torch.channels_last)).clamp_(0, 1)
+
+    radius = model.receptive_radius
+    with tf32_arithmetic(False):
+        return run_tiled(run, images, scale=model.scale, tile=max(256, 4 * radius), overlap=radius)
+
+
+def predict(model: WDSR, low: Tensor) -> Tensor:
+    """The 8-bit picture made of one (3, H, W), which is what gets measured."""
+    device = next(model.parameters()).device
+    return round_to_uint8(super_resolve(model, low[None].to(device).float() / 255))[0]
+
+
+def evaluate(model: WDSR, sets: Sets) -> dict[str, float]:
+    """PSNR in dB and SSIM of the network at the width it is set to, as papers report them."""
+    return _evaluate(partial(predict, model), sets)
+
+
+def mean_psnr(model: WDSR, sets: Sets, count: int) -> float:
+    """PSNR over the first `count` pictures; for validating, as SSIM takes longer than a network."""
+    pairs = ((p[index], p.scale) for p in sets.values() for index in range(len(p)))
+    scores = [
+        _psnr(predict(model, low), high, scale)
+        for (low, high), scale in itertools.islice(pairs, max(1, count))
+    ]
+    return sum(scores) / len(scores)
+
+
+def evaluate_bicubic(sets: Sets) -> dict[str, float]:
+    """The same for bicubic upscaling, the baseline."""
+    scale = next(iter(sets.values())).scale
+    return _evaluate(lambda low: upscale(low[None], scale)[0], sets)
+
+
+def _evaluate(enlarge: Callable[[Tensor], Tensor], sets: Sets) -> dict[str, float]:
+    """Means over all sets, each counted once however large it is; then of each set."""
+    means: dict[str, dict[str, float]] = {}
+    for name, pairs in sets.items():
+        scores: dict[str, list[float]] = {"psnr": [], "ssim": []}
+        for index in range(len(pairs)):
+            low, high = pairs[index]
+            made = enlarge(low)
+            scores["psnr"].append(_psnr(made, high, pairs.scale))
+            scores["ssim"].append(_ssim(made, high, pairs.scale))
+        means[name] = {metric: sum(found) / len(found) for metric, found in scores.items()}
+    values = {
+        metric: sum(mean[metric] for mean in means.values()) / len(means)
+        for metric in ("psnr", "ssim")
+    }
+    if len(means) > 1:
+        for name, mean in means.items():
+            values |= {f"{metric}_{name}": value for metric, value in mean.items()}
+    return values
+
+
+def _psnr(made: Tensor, true: Tensor, scale: int) -> float:
+    return float(psnr(luma(made[None]), luma(true[None].to(made.device)), border=scale))
+
+
+def _ssim(made: Tensor, true: Tensor, scale: int) -> float:
+    return float(ssim(luma(made[None]), luma(true[None].to(made.device)), border=scale))

@@ -1,0 +1,1 @@
+"""What leaves the process: saved and exported networks."""

@@ -1,0 +1,160 @@
+"""Networks as files that run without this library: ONNX, or a program of `torch.export`.
+
+A file is read back and run before it counts as written: what a converter gets wrong must not reach
+a device.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anywidth.errors import AnywidthError
+from anywidth.files import write_atomically
+from anywidth.planning.trace.exported_graphs import quiet
+
+# Rounding differs between runtimes; a wrong operator differs by far more.
+_TOLERANCE = 1e-3
+# How much larger than the example the axes are at the check that may vary.
+_GROWTH = 3
+
+Runner = Callable[[Tensor], list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A plain network, and how it is called.
+
+    Args:
+        network: in evaluation mode, on the CPU.
+        example: a batch of at least two.
+        takes: what it is called with, in words.
+        input_name: what the file calls its input.
+        output_names: and its outputs.
+        free_axes: of the input, whose size may differ from call to call: axis → name.
+        facts: kept in the file: name → text.
+    """
+
+    network: nn.Module
+    example: Tensor
+    takes: str
+    input_name: str
+    output_names: tuple[str, ...]
+    free_axes: Mapping[int, str]
+    facts: Mapping[str, str]
+
+
+def check_format(path: Path) -> None:
+    """Refuses a name that stands for no format, and a format whose packages are missing."""
+    if path.suffix not in _FORMATS:
+        raise AnywidthError(
+            f"--out {path}: expected a name that ends in {' or '.join(_FORMATS)}, for ONNX or for "
+            "torch.export.load"
+        )
+    if path.suffix == ".onnx":
+        for name in ("onnx", "onnxscript", "onnxruntime"):
+            try:
+                importlib.import_module(name)
+            except ModuleNotFoundError as error:
+                raise AnywidthError(
+                    f"ONNX needs the package {error.name!r}; install it with: "
+                    "pip install 'anywidth[onnx]'"
+                ) from error
+
+
+def write_network(deployment: Deployment, path: Path) -> float:
+    """Writes a network in the format that the name ends in, and returns how far it is off.
+
+    That is the largest difference between what the file and the network make of random input, as a
+    share of the largest output. Where it is too large nothing is written.
+    """
+    check_format(path)
+    encode, open_ = _FORMATS[path.suffix]
+    with quiet():
+        content = encode(deployment)
+        difference = _largest_difference(deployment, open_(content))
+    if not difference < _TOLERANCE:
+        raise AnywidthError(
+            f"{path}: the converted network differs by {difference:.2g} of the largest output from "
+            f"the network itself; expected less than {_TOLERANCE:g}, so it was not written"
+        )
+    write_atomically(path, content)
+    return difference
+
+
+def _encode_program(deployment: Deployment) -> bytes:
+    file = io.BytesIO()
+    torch.export.save(_program(deployment), file, extra_files=_facts(deployment))
+    return file.getvalue()
+
+
+def _open_program(content: bytes) -> Runner:
+    network = torch.export.load(io.BytesIO(content)).module()
+    return lambda values: _as_list(network(values))
+
+
+def _encode_onnx(deployment: Deployment) -> bytes:
+    converted = torch.onnx.export(
+        _program(deployment),
+        input_names=[deployment.input_name],
+        output_names=list(deployment.output_names),
+        verbose=False,
+    )
+    assert converted is not None
+    converted.model.metadata_props.update(_facts(deployment))
+    return bytes(converted.model_proto.SerializeToString())
+
+
+def _open_onnx(content: bytes) -> Runner:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    (name,) = (one.name for one in session.get_inputs())
+    return lambda values: [torch.as_tensor(y) for y in session.run(None, {name: values.numpy()})]
+
+
+_FORMATS: dict[str, tuple[Callable[[Deployment], bytes], Callable[[bytes], Runner]]] = {
+    ".onnx": (_encode_onnx, _open_onnx),
+    ".pt2": (_encode_program, _open_program),
+}
+
+
+def _facts(deployment: Deployment) -> dict[str, str]:
+    return {"takes": deployment.takes, **deployment.facts}
+
+
+def _program(deployment: Deployment) -> torch.export.ExportedProgram:
+    axes = {axis: torch.export.Dim(name) for axis, name in deployment.free_axes.items()}
+    with torch.no_grad():
+        return torch.export.export(
+            deployment.network, (deployment.example,), dynamic_shapes=(axes,)
+        )
+
+
+def _largest_difference(deployment: Deployment, run: Runner) -> float:
+    """Over random input of another size than the example's, wherever the size may differ."""
+    shape = list(deployment.example.shape)
+    for axis in deployment.free_axes:
+        shape[axis] += _GROWTH
+    generator = torch.Generator().manual_seed(0)
+    if deployment.example.is_floating_point():
+        values = torch.rand(shape, generator=generator)
+    else:
+        values = torch.randint(0, 256, shape, generator=generator, dtype=deployment.example.dtype)
+    with torch.no_grad():
+        pairs = list(zip(run(values), _as_list(deployment.network(values)), strict=True))
+    return max(
+        float((found - true).abs().max() / true.abs().max().clamp_min(1e-12))
+        for found, true in pairs
+    )
+
+
+def _as_list(outputs: Any) -> list[Tensor]:
+    return [outputs] if isinstance(outputs, Tensor) else list(outputs)

@@ -1,0 +1,160 @@
+"""A converted network on disk: one file with its weights and the statistics of all its widths."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from anywidth.errors import AnywidthError
+from anywidth.planning.groups import Plan
+from anywidth.planning.parts import ChannelGroup
+from anywidth.slimming.state import state_of
+from anywidth.training.calibration import put_statistics, read_statistics, statistics_to_tensors
+
+_VERSION = "1"
+_WEIGHTS, _STATISTICS = "weights/", "statistics/"
+
+
+def save(model: nn.Module, path: str | Path) -> None:
+    """Writes a converted network to one file: its weights and the statistics of all its widths.
+
+    `state_dict` holds the full width's statistics alone; this keeps every calibrated width. The
+    file is safetensors, written beside `path` and renamed, so `path` is never half a file. Of
+    several processes, call it on one.
+
+    Args:
+        model: a converted network; it is not changed.
+        path: the file; its folder must exist, and a file there is replaced.
+
+    Example:
+        >>> anywidth.calibrate(model, loader, widths=[0.25, 0.5, 1.0])
+        >>> anywidth.save(model, "network.safetensors")
+    """
+    from anywidth.files import save_tensors
+
+    state = state_of(model)
+    statistics, widths = statistics_to_tensors(model)
+    tensors = {
+        **{_WEIGHTS + name: tensor for name, tensor in model.state_dict().items()},
+        **{_STATISTICS + name: tensor for name, tensor in statistics.items()},
+    }
+    about = {
+        "anywidth": _VERSION,
+        "plan": json.dumps(state.plan.to_json()),
+        "average_outputs": json.dumps(state.average_outputs),
+        **widths,
+    }
+    save_tensors(path, tensors, about)
+
+
+def load(model: nn.Module, path: str | Path) -> None:
+    """Reads what `anywidth.save` wrote into a network that was converted in the same way.
+
+    Weights and statistics take the place of those the network has; its width and its training or
+    evaluation mode stay. No code in the file is ever executed. If anything fails, the network is
+    as it was.
+
+    Args:
+        model: a network of the same layers, converted with the same plan and width range.
+        path: the file.
+
+    Example:
+        >>> model = anywidth.slimmable(build(), example_input=torch.randn(2, 3, 224, 224))
+        >>> anywidth.load(model, "network.safetensors")
+        >>> anywidth.calibrated_widths(model)
+        [0.25, 0.5, 1.0]
+    """
+    from anywidth.files import load_tensors
+
+    state = state_of(model)
+    path = Path(path)
+    tensors, about = load_tensors(path)
+    _check_version(path, about.get("anywidth"))
+    weights = _under(_WEIGHTS, tensors)
+    _check_weights(path, weights, model.state_dict())
+    try:
+        plan = Plan.from_json(json.loads(about["plan"]))
+        average_outputs = json.loads(about["average_outputs"])
+    except (KeyError, ValueError) as error:
+        raise AnywidthError(f"{path}: its plan cannot be read ({error})") from error
+    _check_plan(path, plan, state.plan)
+    if average_outputs != state.average_outputs:
+        raise AnywidthError(
+            f"{path}: saved with average_outputs={average_outputs}; convert with "
+            f"anywidth.slimmable(model, plan, average_outputs={average_outputs})"
+        )
+    try:
+        statistics = read_statistics(model, _under(_STATISTICS, tensors), about)
+    except AnywidthError as error:
+        raise AnywidthError(f"{path}: {error}") from error
+    model.load_state_dict(weights)
+    put_statistics(model, statistics)
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+def _check_version(path: Path, version: str | None) -> None:
+    if version is None:
+        raise AnywidthError(
+            f"{path}: a safetensors file that anywidth.save did not write; tensors of a "
+            "state_dict go into a network with model.load_state_dict"
+        )
+    if version != _VERSION:
+        raise AnywidthError(
+            f"{path}: saved in version {version} of the format; this anywidth reads {_VERSION}"
+        )
+
+
+def _check_weights(path: Path, weights: Mapping[str, Tensor], held: Mapping[str, Any]) -> None:
+    missing = [name for name in held if name not in weights]
+    unknown = [name for name in weights if name not in held]
+    if missing or unknown:
+        raise AnywidthError(
+            f"{path}: saved from another network: it lacks {missing[:5]}, and has {unknown[:5]} "
+            "that this one lacks"
+        )
+    for name, tensor in weights.items():
+        if tensor.shape != held[name].shape:
+            raise AnywidthError(
+                f"{path}: saved from another network: {name!r} has shape {tuple(tensor.shape)} "
+                f"in the file and {tuple(held[name].shape)} here"
+            )
+
+
+def _check_plan(path: Path, saved: Plan, ours: Plan) -> None:
+    """What decides which channels a width comes to; notes and reasons may differ."""
+    if saved.widths != ours.widths:
+        raise AnywidthError(
+            f"{path}: saved from a network of {saved.widths}, and this one has {ours.widths}; "
+            f"convert with anywidth.slimmable(model, plan, anywidth.{saved.widths})"
+        )
+    for name in [*saved.groups, *ours.groups]:
+        before, now = _rules(saved.groups.get(name)), _rules(ours.groups.get(name))
+        if before != now:
+            raise AnywidthError(
+                f"{path}: saved under another plan: group {name!r} has {before} in the file and "
+                f"{now} here; convert with the plan as it was then"
+            )
+    for name, axes in saved.tensors.items():
+        if axes != ours.tensors.get(name):
+            raise AnywidthError(
+                f"{path}: saved under another plan: it narrows {name!r} otherwise; convert with "
+                "the plan as it was then"
+            )
+
+
+def _rules(group: ChannelGroup | None) -> dict[str, Any] | None:
+    if group is None:
+        return None
+    rules = {"channels": group.channels, "unit": group.unit, "divisor": group.divisor}
+    return {**rules, "fixed": group.fixed is not None, "tied": group.tied}

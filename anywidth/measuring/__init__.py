@@ -1,0 +1,1 @@
+"""What a width costs and how well it does."""

@@ -1,0 +1,161 @@
+"""What a width costs: multiply-adds, parameters, measured latency."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anywidth.errors import AnywidthError
+from anywidth.modes import evaluating
+from anywidth.planning.groups import Plan
+from anywidth.slimming.convert import at_width
+from anywidth.slimming.extraction import extract_quietly
+from anywidth.slimming.norm_statistics import buffers_kept, uncalibrated_allowed
+from anywidth.slimming.state import state_of
+from anywidth.slimming.trial import example_inputs
+from anywidth.width import ChannelConfig, Width, whole_number
+
+
+def macs(model: nn.Module | Plan, width: Width) -> int:
+    """Multiply-adds of one example at `width`, for the input shape the plan was made with.
+
+    Convolutions, linear layers, matrix products and attention are counted, as the paper does;
+    norms and activations are not. Nothing is run.
+    """
+    plan, config = _plan_and_config(model, width)
+    return plan.macs(config)
+
+
+def parameter_count(model: nn.Module | Plan, width: Width) -> int:
+    """Parameters of the network that `width` leaves, buffers not counted."""
+    plan, config = _plan_and_config(model, width)
+    total = 0
+    for name in plan.parameters:
+        axes, shape = plan.tensors[name], plan.shapes[name]
+        total += math.prod(
+            size if axis is None else plan.axis_size(axis, config)
+            for axis, size in zip(axes, shape, strict=True)
+        )
+    return total
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds of one forward pass, over `repeats` passes.
+
+    Args:
+        median: half of the passes were faster; the number to report.
+        fastest: the least of them.
+        repeats: how many were timed.
+    """
+
+    median: float
+    fastest: float
+    repeats: int
+
+
+def latency(
+    model: nn.Module,
+    width: Width,
+    *,
+    batch_size: int = 1,
+    extracted: bool = False,
+    fold: bool = False,
+    repeats: int = 20,
+    warmup: int = 5,
+    input_shape: tuple[int, ...] | None = None,
+) -> Latency:
+    """Times forward passes at `width` on the device the network is on, in milliseconds.
+
+    Returns a `Latency`: the median and the fastest pass, both in milliseconds of one whole pass
+    (of `batch_size` examples). Widths without batch-norm statistics can be timed too.
+
+    Args:
+        model: a converted network.
+        width: a fraction of the full width, or a `ChannelConfig`.
+        batch_size: examples in one pass.
+        extracted: time the extracted network instead of the sliced one.
+        fold: time the extracted network with its batch norms merged.
+        repeats: passes that are timed; the median is what counts.
+        warmup: passes before them.
+        input_shape: of one example; the one the plan was made with if not given.
+
+    Example:
+        >>> anywidth.latency(model, 0.5).median  # milliseconds
+    """
+    numbers = {"repeats": (repeats, 1), "batch_size": (batch_size, 1), "warmup": (warmup, 0)}
+    for name, (value, least) in numbers.items():
+        if whole_number(value) is None or value < least:
+            raise AnywidthError(
+                f"latency({name}={value!r}): expected a whole number of at least {least}"
+            )
+    if input_shape is not None and not isinstance(input_shape, Sequence):
+        raise AnywidthError(
+            f"latency(input_shape={input_shape!r}): expected that of one example, such as "
+            "(3, 224, 224)"
+        )
+    state = state_of(model)
+    inputs = _inputs(model, state.plan, batch_size, input_shape)
+    config = state.resolve(width)
+    timed = extract_quietly(model, config, fold=fold) if extracted or fold else model
+    with (
+        evaluating(timed),
+        buffers_kept(model),
+        at_width(model, config),
+        uncalibrated_allowed(model),
+        torch.no_grad(),
+    ):
+        for _ in range(warmup):
+            timed(*inputs)
+        times = [_time(timed, inputs) for _ in range(repeats)]
+    return Latency(statistics.median(times), min(times), repeats)
+
+
+def _inputs(model: nn.Module, plan: Plan, size: int, shape: tuple[int, ...] | None) -> list[Any]:
+    examples = example_inputs(model, plan)
+    tensors = [x for x in examples if isinstance(x, Tensor)]
+    # Beside pictures, whole numbers are something else: labels, say. Alone they are the input.
+    is_of_numbers = not any(x.is_floating_point() for x in tensors)
+    return [
+        _batch_like(x, size, shape if is_of_numbers or x.is_floating_point() else None)
+        if isinstance(x, Tensor)
+        else x
+        for x in examples
+    ]
+
+
+def _batch_like(example: Tensor, size: int, shape: tuple[int, ...] | None) -> Tensor:
+    if example.dim() == 0:
+        return example
+    if not example.is_floating_point():
+        if shape is not None:
+            return example.flatten()[:1].expand(size, *shape)
+        return example[:1].expand(size, *example.shape[1:])
+    shape = (size, *(shape or example.shape[1:]))
+    generator = torch.Generator().manual_seed(0)  # the caller's random numbers stay as they are
+    return example.new_empty(shape).copy_(torch.randn(shape, generator=generator))
+
+
+def _time(model: nn.Module, inputs: list[Any]) -> float:
+    on_gpu = any(isinstance(x, Tensor) and x.is_cuda for x in inputs)
+    if on_gpu:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    model(*inputs)
+    if on_gpu:
+        torch.cuda.synchronize()
+    return 1000 * (time.perf_counter() - start)
+
+
+def _plan_and_config(model: nn.Module | Plan, width: Width) -> tuple[Plan, ChannelConfig]:
+    if isinstance(model, Plan):
+        return model, model.resolve(width)
+    state = state_of(model)
+    return state.plan, state.resolve(width)

@@ -1,0 +1,290 @@
+"""Spectra: what a network reaches, and what that costs, at many widths."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from anywidth.errors import AnywidthError
+from anywidth.measuring.cost import latency, macs, parameter_count
+from anywidth.modes import evaluating
+from anywidth.slimming.convert import at_width
+from anywidth.slimming.norm_statistics import is_switched_norm
+from anywidth.slimming.state import state_of
+from anywidth.width import ChannelConfig, Width, width_list
+
+STANDARD_ERROR = "_standard_error"
+"""What the name of a metric ends in that says how far the one before it may be off."""
+
+KINDS = ("us", "s", "i", "control")
+"""Universally slimmable, slimmable, individually trained, and an ordinary network sliced."""
+
+_VERSION = 1
+_COST_COLUMNS = ("width", "macs", "parameters")
+
+
+@dataclass(frozen=True)
+class SpectrumPoint:
+    """One width of a spectrum.
+
+    Args:
+        width: the fraction of the full width; None for a nonuniform configuration.
+        channels: the configuration.
+        macs: multiply-adds of one example.
+        parameters: of the network that the width leaves.
+        metrics: what `evaluate` returned, e.g. `{"top1_error": 8.1, "loss": 0.31}`.
+        latency_ms: of one forward pass of one example, see `spectrum`; None where it was not
+            measured.
+    """
+
+    width: float | None
+    channels: ChannelConfig
+    macs: int
+    parameters: int
+    metrics: dict[str, float]
+    latency_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """A network at many widths; a table, a CSV file, a line in a plot.
+
+    Args:
+        name: the label in plots and tables.
+        points: the widths, in the order they were asked for.
+        kind: "us", "s", "i" or "control"; decides how a plot draws it.
+    """
+
+    name: str
+    points: tuple[SpectrumPoint, ...]
+    kind: str = "us"
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise AnywidthError(f"a spectrum of kind {self.kind!r}: expected one of {KINDS}")
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The names of the metrics, in order of first appearance; the first is the main one."""
+        return tuple(dict.fromkeys(name for point in self.points for name in point.metrics))
+
+    def metric(self, name: str | None = None) -> str:
+        """`name` if the spectrum has it; the main metric if none is given."""
+        if not self.metrics:
+            raise AnywidthError(f"the spectrum {self.name!r} has no metrics: evaluate it first")
+        if name is not None and name not in self.metrics:
+            raise AnywidthError(
+                f"no metric {name!r} in the spectrum {self.name!r}: it has {list(self.metrics)}"
+            )
+        return name or self.metrics[0]
+
+    def best(self, metric: str | None = None) -> SpectrumPoint:
+        """The point with the best value of a metric; the cheaper of two equals."""
+        metric = self.metric(metric)
+        sign = 1 if lower_is_better(metric) else -1
+        known = [p for p in self.points if not math.isnan(p.metrics.get(metric, math.nan))]
+        if not known:
+            raise AnywidthError(f"{metric!r} is NaN at every width of {self.name!r}")
+        return min(known, key=lambda point: (sign * point.metrics[metric], point.macs))
+
+    def at(self, width: Width) -> SpectrumPoint:
+        """The point of one width."""
+        for point in self.points:
+            if isinstance(width, ChannelConfig):
+                if point.channels == width:
+                    return point
+            elif point.width is not None and abs(point.width - width) < 1e-9:
+                return point
+        known = [point.width for point in self.points if point.width is not None]
+        raise AnywidthError(f"width {width!r} is not in the spectrum {self.name!r}: it has {known}")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": _VERSION,
+            "name": self.name,
+            "kind": self.kind,
+            "points": [
+                {
+                    "width": point.width,
+                    "channels": point.channels.to_json(),
+                    "macs": point.macs,
+                    "parameters": point.parameters,
+                    "metrics": dict(point.metrics),
+                    "latency_ms": point.latency_ms,
+                }
+                for point in self.points
+            ],
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Spectrum:
+        version = data.get("version") if isinstance(data, Mapping) else None
+        if version != _VERSION:
+            raise AnywidthError(f"a spectrum of version {version!r}: expected version {_VERSION}")
+        try:
+            points = tuple(_point(dict(point)) for point in data["points"])
+            return Spectrum(str(data["name"]), points, data["kind"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+            raise AnywidthError(f"a damaged spectrum ({reason})") from error
+
+    def to_csv(self, path: str | Path) -> None:
+        """Writes a row a width: width, macs, parameters, the metrics, latency_ms.
+
+        A CSV file holds no channel configurations; JSON does.
+        """
+        from anywidth.files import write_atomically
+
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([*_COST_COLUMNS, *self.metrics, "latency_ms"])
+        for point in self.points:
+            values = [point.metrics.get(name) for name in self.metrics]
+            writer.writerow([point.width, point.macs, point.parameters, *values, point.latency_ms])
+        write_atomically(path, text.getvalue().encode())
+
+
+def _point(data: dict[str, Any]) -> SpectrumPoint:
+    """A point of `Spectrum.to_json`; what is not a number there raises here."""
+    width, latency = data["width"], data["latency_ms"]
+    return SpectrumPoint(
+        None if width is None else float(width),
+        ChannelConfig.from_json(data["channels"]),
+        int(data["macs"]),
+        int(data["parameters"]),
+        {str(name): float(value) for name, value in data["metrics"].items()},
+        None if latency is None else float(latency),
+    )
+
+
+def spectrum(
+    model: nn.Module,
+    evaluate: Callable[[nn.Module], Mapping[str, float]],
+    widths: Sequence[Width],
+    *,
+    name: str = "",
+    kind: str = "us",
+    measure_latency: bool = False,
+    progress: bool = True,
+) -> Spectrum:
+    """Evaluates a converted network at many widths.
+
+    Every width is checked for batch-norm statistics before the first is evaluated. Widths that
+    come to the same channels are the same network and are evaluated once. The network's width
+    and its training or evaluation mode are afterwards as before.
+
+    Args:
+        model: a converted network, calibrated at these widths.
+        evaluate: is given the network, set to a width, in evaluation mode and without gradients;
+            returns numbers by name, the main one first.
+        widths: fractions of the full width, or configurations.
+        name: the label in plots and tables.
+        kind: "us", "s", "i" or "control"; decides how a plot draws it.
+        measure_latency: also time a forward pass of one example at each width: of the network
+            extracted, with its norms merged, as one would ship it. On a GPU of the network itself,
+            because cuDNN prepares every new shape for up to a second.
+        progress: show how far it has come (where rich is installed).
+
+    Example:
+        >>> result = anywidth.spectrum(model, evaluate, [0.25, 0.5, 1.0], name="US-Net")
+        >>> result.to_csv("spectrum.csv")
+    """
+    if not callable(evaluate):
+        raise AnywidthError(
+            f"spectrum(evaluate={evaluate!r}): expected a function of the network that returns "
+            'numbers by name, e.g. {"top1_error": 8.1}'
+        )
+    widths = width_list(widths, "spectrum")
+    state = state_of(model)
+    measured: dict[ChannelConfig, tuple[dict[str, float], float | None]] = {}
+    with evaluating(model), torch.no_grad():
+        _check_statistics(model, widths)
+        # The widest first: what is left then takes no longer than it seems to.
+        configs = {state.resolve(width): width for width in reversed(widths)}
+        order = sorted(configs, key=lambda config: -macs(model, config))
+        for config in _tracked(order) if progress else order:
+            model.eval()  # whatever `evaluate` left it in
+            with at_width(model, configs[config]):
+                metrics = _numbers(evaluate(model))
+                time = _latency(model, config) if measure_latency else None
+            measured[config] = metrics, time
+    points = []
+    for width in widths:
+        config = state.resolve(width)
+        metrics, time = measured[config]
+        uniform = None if isinstance(width, ChannelConfig) else float(width)
+        costs = macs(model, config), parameter_count(model, config)
+        points.append(SpectrumPoint(uniform, config, *costs, dict(metrics), time))
+    return Spectrum(name, tuple(points), kind)
+
+
+def joined(spectra: Iterable[Spectrum]) -> list[Spectrum]:
+    """Spectra of one name and kind made one: I-Nets are a network a width, and one series."""
+    series: dict[tuple[str, str], Spectrum] = {}
+    for one in spectra:
+        before = series.get((one.name, one.kind), replace(one, points=()))
+        series[one.name, one.kind] = replace(one, points=before.points + one.points)
+    return list(series.values())
+
+
+def values_at(spectrum: Spectrum, width: float, metric: str) -> list[float]:
+    """A metric at one uniform width: none, one, or one for each network of a joined series."""
+    return [
+        point.metrics[metric]
+        for point in spectrum.points
+        if point.width is not None and abs(point.width - width) < 1e-9 and metric in point.metrics
+    ]
+
+
+def standard_error(point: SpectrumPoint, metric: str) -> float:
+    """How far a mean may be off: of games or of seeds; 0 where nothing says so."""
+    return point.metrics.get(metric + STANDARD_ERROR, 0.0)
+
+
+def lower_is_better(metric: str) -> bool:
+    return any(word in metric.lower() for word in ("error", "loss"))
+
+
+def _latency(model: nn.Module, config: ChannelConfig) -> float:
+    on_gpu = any(parameter.is_cuda for parameter in model.parameters())
+    return latency(model, config, fold=not on_gpu).median
+
+
+def _check_statistics(model: nn.Module, widths: Sequence[Width]) -> None:
+    """Reading a norm's statistics raises where there are none: better now than hours later."""
+    norms = [module for module in model.modules() if is_switched_norm(module)]
+    for width in widths:
+        with at_width(model, width):
+            for norm in norms:
+                _ = norm.running_mean
+
+
+def _tracked(configs: Sequence[ChannelConfig]) -> Iterable[ChannelConfig]:
+    with contextlib.suppress(ImportError):
+        from anywidth.measuring.progress import tracked
+
+        return tracked(configs, "evaluating widths")
+    return configs
+
+
+def _numbers(metrics: Any) -> dict[str, float]:
+    if not isinstance(metrics, Mapping):
+        raise AnywidthError(
+            f"evaluate(model) returned {type(metrics).__name__}: expected numbers by name, "
+            'e.g. {"top1_error": 8.1}'
+        )
+    try:
+        return {str(name): float(value) for name, value in metrics.items()}
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise AnywidthError(
+            f"evaluate(model) returned {dict(metrics)!r}: expected numbers by name ({error})"
+        ) from error

@@ -1,0 +1,378 @@
+"""The plan: which channels of a network shrink together."""
+
+from __future__ import annotations
+
+import bisect
+import copy
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from anywidth.errors import AnywidthError
+from anywidth.planning.parts import AttributeSlot, Axis, ChannelGroup, CostTerm, Example, Segment
+from anywidth.planning.plan_json import fields_from_json, fields_to_json
+from anywidth.planning.plan_text import plan_to_text
+from anywidth.width import ChannelConfig, Width, WidthRange, checked_divisor, whole_number
+
+__all__ = ["AttributeSlot", "Axis", "ChannelGroup", "CostTerm", "Plan", "Segment"]
+
+
+@dataclass
+class Plan:
+    """Which channels of a network shrink together; printable, editable, saved as JSON.
+
+    Nothing in the network has changed yet: `anywidth.slimmable(model, plan)` applies it.
+
+    Args:
+        groups: by name, in the order of the network.
+        tensors: for each parameter and buffer by its `state_dict` name, its axes.
+        shapes: the full shape of each of those tensors.
+        parameters: those of them that are parameters.
+        attributes: module attributes that follow an axis (a number of heads, say).
+        costs: multiply-adds of one example, an operation each.
+        inputs: for each weight that output averaging scales, the index of its input axis.
+        outputs: for each convolution and linear layer in order, the axis it makes.
+        folds: (layer, batch norm) pairs where the norm alone reads the layer's output.
+        activations: (batch norm, module) pairs where the module, an activation, alone reads the
+            norm's output.
+        prologues: (batch norm, activation, convolution) where each alone reads what the one before
+            it gives.
+        rehearsed: whether what the graph leaves open about reshapes was seen at another width.
+        example: each argument the plan was made with: of tensors, the shape and dtype.
+        notes: what a reader should know of how the plan came to be.
+        widths: the range and divisor that `resolve` works with.
+    """
+
+    groups: dict[str, ChannelGroup]
+    tensors: dict[str, tuple[Axis, ...]]
+    shapes: dict[str, tuple[int, ...]]
+    parameters: tuple[str, ...] = ()
+    attributes: list[AttributeSlot] = field(default_factory=list)
+    costs: list[CostTerm] = field(default_factory=list)
+    inputs: dict[str, int] = field(default_factory=dict)
+    outputs: dict[str, Axis] = field(default_factory=dict)
+    folds: list[tuple[str, str]] = field(default_factory=list)
+    activations: list[tuple[str, str]] = field(default_factory=list)
+    prologues: list[tuple[str, str, str]] = field(default_factory=list)
+    rehearsed: bool = False
+    example: list[Example] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    widths: WidthRange = field(default_factory=WidthRange)
+    _is_applied: bool = field(default=False, init=False, repr=False, compare=False)
+
+    # ---- widths -----------------------------------------------------------------------------
+
+    def resolve(self, width: Width | Mapping[str, float]) -> ChannelConfig:
+        """The channels that a width comes to.
+
+        `width` is a float (the same fraction everywhere), a mapping from group names to
+        fractions (groups not named stay full), or a `ChannelConfig`, which is checked.
+        """
+        if isinstance(width, ChannelConfig):
+            config = self._in_order(width)
+            self.check(config)
+            return config
+        if isinstance(width, Mapping):
+            given = {name: self.widths.fraction(value) for name, value in width.items()}
+            for name, value in given.items():
+                self._check_free(self.group(name), value)
+            fractions = {name: given.get(name, 1.0) for name in self.groups}
+        else:
+            fractions = dict.fromkeys(self.groups, self.widths.fraction(width))
+        channels: dict[str, int] = {}
+        for name in self.base_first():
+            group = self.groups[name]
+            if group.tied is not None:
+                base, multiple = group.tied
+                channels[name] = channels[base] * multiple
+            elif group.fixed is not None:
+                channels[name] = group.channels
+            else:
+                channels[name] = group.round(group.channels * fractions[name], self.widths.divisor)
+        return ChannelConfig(tuple((name, channels[name]) for name in self.groups))
+
+    def _check_free(self, group: ChannelGroup, fraction: float) -> None:
+        if group.tied is not None:
+            base, multiple = group.tied
+            raise AnywidthError(
+                f"group {group.name!r} is tied to {multiple} times {base!r}: give {base!r} a width"
+            )
+        if group.fixed is not None and fraction != 1.0:
+            raise AnywidthError(
+                f"group {group.name!r} is fixed ({group.fixed}), so it cannot run at {fraction}; "
+                "leave it out"
+            )
+
+    def _in_order(self, config: ChannelConfig) -> ChannelConfig:
+        """The configuration with its groups in the order of the network, if it has just those."""
+        if tuple(config) == tuple(self.groups) or sorted(config) != sorted(self.groups):
+            return config
+        return ChannelConfig(tuple((name, config[name]) for name in self.groups))
+
+    def check(self, config: ChannelConfig) -> None:
+        """Raises unless `config` is a configuration of this network."""
+        if tuple(config) != tuple(self.groups):
+            missing = [name for name in self.groups if name not in set(config)]
+            unknown = [name for name in config if name not in self.groups]
+            raise AnywidthError(
+                "this configuration is for another network: "
+                f"it lacks {missing[:5]} and has unknown groups {unknown[:5]}; "
+                "make one with plan.resolve(width)"
+            )
+        for name, active in config.items():
+            group = self.groups[name]
+            whole = isinstance(active, int) and not isinstance(active, bool)
+            if not whole or not 1 <= active <= group.channels or active % group.unit:
+                raise AnywidthError(
+                    f"group {name!r} cannot run {active!r} channels: expected a multiple of "
+                    f"{group.unit} from {group.unit} to {group.channels}"
+                )
+            if group.tied is not None and active != config[group.tied[0]] * group.tied[1]:
+                base, multiple = group.tied
+                raise AnywidthError(
+                    f"group {name!r} is tied to {multiple} times {base!r}: expected "
+                    f"{config[base] * multiple} channels, not {active}"
+                )
+            if group.tied is None and group.fixed is not None and active != group.channels:
+                raise AnywidthError(
+                    f"group {name!r} is fixed at {group.channels} channels ({group.fixed}), "
+                    f"so it cannot run {active}"
+                )
+
+    @property
+    def full(self) -> ChannelConfig:
+        return ChannelConfig(tuple((name, g.channels) for name, g in self.groups.items()))
+
+    @property
+    def widest(self) -> ChannelConfig:
+        return self.resolve(self.widths.high)
+
+    @property
+    def narrowest(self) -> ChannelConfig:
+        return self.resolve(self.widths.low)
+
+    def lattice(self, count: int | None = None) -> list[ChannelConfig]:
+        """The distinct configurations that uniform widths come to, narrowest first.
+
+        With `count`, that many of them, evenly spread, the two ends included.
+        """
+        found = list(self._uniform())
+        if count is None:
+            return found
+        if whole_number(count) is None or count < 2:
+            raise AnywidthError(f"a lattice of {count!r} widths: expected at least 2 (the ends)")
+        if count >= len(found):
+            return found
+        last = len(found) - 1
+        return [found[round(i * last / (count - 1))] for i in range(count)]
+
+    def distinct_widths(self) -> list[float]:
+        """A width for each configuration of `lattice`, with as few decimals as tell it apart."""
+        ends = {self.narrowest: self.widths.low, self.widest: self.widths.high}
+        return [
+            ends[config] if config in ends else self._short_width(config, (low + high) / 2)
+            for config, (low, high) in self._uniform().items()
+        ]
+
+    def _uniform(self) -> dict[ChannelConfig, tuple[float, float]]:
+        """Each configuration that uniform widths come to, and widths near both of its ends."""
+        low, high = self.widths.low, self.widths.high
+        edges = {low, high}
+        for group in self.elastic():
+            size = group.channels
+            for active in range(1, size + 1):
+                # round_channels changes only where channels + divisor/2 crosses a multiple or
+                # at the 90 % rule: both lie on halves of channels or on active / 0.9.
+                for edge in ((active - 0.5) / size, active / size, active / (0.9 * size)):
+                    if low < edge < high:
+                        edges.add(edge)
+        ordered = sorted(edges)
+        probes = ordered + [(a + b) / 2 for a, b in itertools.pairwise(ordered)]
+        found: dict[ChannelConfig, tuple[float, float]] = {}
+        for width in sorted(probes):
+            config = self.resolve(width)
+            found[config] = (found[config][0] if config in found else width, width)
+        return found
+
+    def _short_width(self, config: ChannelConfig, width: float) -> float:
+        low, high = self.widths.low, self.widths.high
+        rounded = (round(width, places) for places in range(2, 16))
+        inside = (short for short in rounded if low <= short <= high)
+        return next((short for short in inside if self.resolve(short) == config), width)
+
+    def elastic(self) -> list[ChannelGroup]:
+        """The groups whose size can be chosen, in the order of the network."""
+        return [g for g in self.groups.values() if g.fixed is None and g.tied is None]
+
+    # ---- sizes ------------------------------------------------------------------------------
+
+    def axis_size(self, axis: Sequence[Segment], config: ChannelConfig) -> int:
+        """How many entries of an axis are active."""
+        return sum(config[s.group] // self.groups[s.group].unit * s.per_unit for s in axis)
+
+    def axis_ranges(
+        self, axis: Sequence[Segment], config: ChannelConfig
+    ) -> tuple[tuple[int, int], ...]:
+        """The active entries of an axis as (start, length), neighbours joined."""
+        ranges: list[tuple[int, int]] = []
+        start = 0
+        for group_name, per_unit in axis:
+            group = self.groups[group_name]
+            length = config[group_name] // group.unit * per_unit
+            if ranges and sum(ranges[-1]) == start:
+                ranges[-1] = (ranges[-1][0], ranges[-1][1] + length)
+            else:
+                ranges.append((start, length))
+            start += group.channels // group.unit * per_unit
+        return tuple(ranges)
+
+    def macs(self, config: ChannelConfig) -> int:
+        """Multiply-adds of one example at a configuration that is known to fit."""
+        units = {name: active // self.groups[name].unit for name, active in config.items()}
+        total = 0
+        for term in self.costs:
+            product = term.factor
+            for axis in term.axes:
+                product *= sum(units[group] * per_unit for group, per_unit in axis)
+            total += product
+        return total
+
+    # ---- editing ----------------------------------------------------------------------------
+
+    def group(self, name: str) -> ChannelGroup:
+        if name not in self.groups:
+            ordered = sorted(self.groups)
+            near = ordered[max(0, bisect.bisect(ordered, str(name)) - 2) :][:4]
+            raise AnywidthError(
+                f"no group {name!r} in this plan; near it are {near}, and print(plan) lists all"
+            )
+        return self.groups[name]
+
+    def group_of(self, layer: str) -> ChannelGroup:
+        """The group that a convolution or linear layer's output belongs to."""
+        return self._only(layer, [g for g in self.groups.values() if layer in g.makers], "makes")
+
+    def group_read_by(self, layer: str) -> ChannelGroup:
+        """The group that a convolution or linear layer's input belongs to."""
+        return self._only(layer, [g for g in self.groups.values() if layer in g.readers], "reads")
+
+    def _only(self, layer: str, found: list[ChannelGroup], verb: str) -> ChannelGroup:
+        if layer not in self.outputs:
+            raise AnywidthError(
+                f"no convolution or linear layer {layer!r} in this plan; "
+                f"the first are {list(self.outputs)[:5]}"
+            )
+        if len(found) != 1:
+            names = [group.name for group in found]
+            raise AnywidthError(f"{layer!r} {verb} {len(names)} groups {names}: name one of them")
+        return found[0]
+
+    def pin(self, name: str, reason: str = "pinned by the user") -> None:
+        """Keeps a group at its full size."""
+        self._check_editable()
+        self.groups[name] = replace(self.group(name), fixed=reason, tied=None)
+
+    def tie(self, name: str, base: str, multiple: int) -> None:
+        """Gives a group always `multiple` times the channels of another."""
+        self._check_editable()
+        group, other = self.group(name), self.group(base)
+        if group.fixed is not None:
+            raise AnywidthError(
+                f"group {name!r} is fixed ({group.fixed}), so it cannot follow {base!r}; "
+                f"tie {base!r} to it, or tie before pinning"
+            )
+        times = whole_number(multiple)
+        if times is None:
+            raise AnywidthError(
+                f"tying {name!r} to {multiple!r} times {base!r}: expected a whole number"
+            )
+        if other.channels * times != group.channels:
+            raise AnywidthError(
+                f"group {name!r} has {group.channels} channels, which is not {multiple} times "
+                f"the {other.channels} of {base!r}"
+            )
+        if other.unit * times % group.unit:
+            raise AnywidthError(
+                f"group {name!r} runs multiples of {group.unit} channels, and {multiple} times "
+                f"{base!r} is not always one"
+            )
+        seen = {name}
+        link: str | None = base
+        while link is not None:
+            if link in seen:
+                raise AnywidthError(f"tying {name!r} to {base!r} would tie it to itself")
+            seen.add(link)
+            tied = self.groups[link].tied
+            link = tied[0] if tied else None
+        self.groups[name] = replace(group, tied=(base, times))
+
+    def set_divisor(self, name: str, divisor: int) -> None:
+        """Rounds one group to its own divisor instead of the width range's."""
+        self._check_editable()
+        checked = checked_divisor(divisor, f"group {name!r}")
+        self.groups[name] = replace(self.group(name), divisor=checked)
+
+    def copy(self) -> Plan:
+        """One that can be edited, also of the plan of a converted network."""
+        same = copy.deepcopy(self)
+        same._is_applied = False
+        return same
+
+    def _check_editable(self) -> None:
+        # A network remembers what the widths it was set to came to.
+        if self._is_applied:
+            raise AnywidthError(
+                "this plan is of a converted network, which would not follow: edit a copy "
+                "(anywidth.plan_of(model).copy()) and convert the network anew with it"
+            )
+
+    def base_first(self) -> list[str]:
+        """Group names, each after the one it is tied to."""
+        order: list[str] = []
+        seen: set[str] = set()
+
+        def visit(name: str) -> None:
+            if name not in seen:
+                seen.add(name)
+                tied = self.groups[name].tied
+                if tied:
+                    visit(tied[0])
+                order.append(name)
+
+        for name in self.groups:
+            visit(name)
+        return order
+
+    # ---- reading and writing ----------------------------------------------------------------
+
+    def elastic_layers(self) -> tuple[int, int]:
+        """(layers whose whole output is elastic, all convolution and linear layers)."""
+
+        def is_elastic(axis: Axis) -> bool:
+            return axis is not None and all(self.can_narrow(s.group) for s in axis)
+
+        return sum(is_elastic(axis) for axis in self.outputs.values()), len(self.outputs)
+
+    def can_narrow(self, name: str) -> bool:
+        """Whether a group, or the one it is tied to, is elastic."""
+        return self.groups[self.root(name)].fixed is None
+
+    def root(self, name: str) -> str:
+        """The group at the end of a group's ties: itself if it has none."""
+        tied = self.group(name).tied
+        return self.root(tied[0]) if tied else name
+
+    def to_json(self) -> dict[str, Any]:
+        """What `json.dump` takes and `Plan.from_json` gives back."""
+        return fields_to_json(vars(self))
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Plan:
+        return Plan(**fields_from_json(data))
+
+    def __str__(self) -> str:
+        low, high = self.widths.low, self.widths.high
+        widths = dict.fromkeys(round(low + i * (high - low) / 3, 3) for i in (3, 2, 1, 0))
+        costs = [(width, self.macs(self.resolve(width))) for width in widths]
+        return plan_to_text(self.groups.values(), self.elastic_layers(), self.notes, costs)

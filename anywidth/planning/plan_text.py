@@ -1,0 +1,42 @@
+"""A plan as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from anywidth.planning.parts import ChannelGroup
+
+
+def plan_to_text(
+    groups: Iterable[ChannelGroup],
+    elastic_layers: tuple[int, int],
+    notes: Sequence[str],
+    macs: Sequence[tuple[float, int]],
+) -> str:
+    """Groups, their layers, what is fixed and why, and multiply-adds at a few widths."""
+    elastic, layers = elastic_layers
+    lines = [f"{elastic} of {layers} convolution and linear layers have an elastic output", ""]
+    rows = [("group", "channels", "made by", "read by", "")]
+    for group in groups:
+        size = str(group.channels) + (f" by {group.unit}" if group.unit > 1 else "")
+        rows.append((group.name, size, _few(group.makers), _few(group.readers), remark(group)))
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True)]
+        lines.append("  ".join([*cells, row[4]]).rstrip())
+    lines += [f"note: {note}" for note in notes]
+    lines += ["", "width  multiply-adds"]
+    lines += [f"{width:<5}  {count:,}" for width, count in macs]
+    return "\n".join(lines)
+
+
+def _few(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:2]) + (f", … {len(names) - 2} more" if len(names) > 2 else "")
+
+
+def remark(group: ChannelGroup) -> str:
+    if group.tied is not None:
+        return f"{group.tied[1]} x {group.tied[0]}"
+    if group.fixed is not None:
+        return f"fixed: {group.fixed}"
+    return f"divisor {group.divisor}" if group.divisor else ""

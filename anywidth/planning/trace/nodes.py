@@ -1,0 +1,55 @@
+"""Reading the nodes of an exported graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from anywidth.planning.trace.rules.table import RULES
+
+# `torch.autocast` and `torch.no_grad` in a forward: what is inside becomes a graph of its own.
+REGIONS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
+
+
+def op_name(target: Any) -> str:
+    """The name of an operation; one that works in place counts as the one that does not."""
+    if not hasattr(target, "_schema"):
+        return getattr(target, "__name__", str(target))
+    name: str = target._schema.name.removeprefix("aten::")
+    return name if name in RULES or not name.endswith("_") else name.rstrip("_")
+
+
+def layer_of(node: Node) -> str:
+    """The path of the innermost module an operation was called in."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return next((path for path, _ in reversed(stack.values())), "") if stack else ""
+
+
+def region_of(node: Node) -> tuple[GraphModule, Sequence[Any]] | None:
+    """The graph inside a region and the arguments it is given; None for any other node."""
+    if node.op != "call_function" or op_name(node.target) not in REGIONS:
+        return None
+    for place, argument in enumerate(node.args):
+        if isinstance(argument, Node) and argument.op == "get_attr":
+            inner = getattr(node.graph.owning_module, str(argument.target))
+            assert isinstance(inner, GraphModule)
+            return inner, node.args[place + 1 :]
+    return None
+
+
+def nodes_of(module: GraphModule) -> Iterator[Node]:
+    """All nodes in the order they run, those inside regions too."""
+    for node in module.graph.nodes:
+        yield node
+        region = region_of(node)
+        if region is not None:
+            yield from nodes_of(region[0])
+
+
+def shapes_of(meta: Any) -> list[tuple[int, ...]]:
+    """The shape of each tensor that an operation gives."""
+    metas = meta if isinstance(meta, list | tuple) else [meta]
+    return [tuple(int(n) for n in m.shape) for m in metas if isinstance(m, torch.Tensor)]

@@ -1,0 +1,96 @@
+"""Running a network narrower than it is, to see which dimensions its reshapes really narrow.
+
+A graph shows the sizes of a reshape, not how the code came by them: of `view(b, 8, c // 8)` it
+shows two numbers, and either could be the constant. Rules guess; a rehearsal tells.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Node
+
+from anywidth.planning.cuts import cut, held_tensor, take
+from anywidth.planning.groups import Plan
+from anywidth.planning.trace.build import Guesses
+from anywidth.planning.trace.nodes import nodes_of, shapes_of
+from anywidth.width import ChannelConfig
+
+
+def rehearsal_config(plan: Plan) -> ChannelConfig:
+    """About half of every elastic group: whatever can narrow does."""
+    halves = {g.name: (g.channels // g.unit + 1) // 2 * g.unit for g in plan.elastic()}
+    return plan.full.replace(halves)
+
+
+def narrowed_copy(model: nn.Module, plan: Plan, config: ChannelConfig) -> nn.Module:
+    """A copy at a configuration, its tensors parts of the original's."""
+    memo: dict[int, Any] = {}
+    for name, axes in plan.tensors.items():
+        path, _, key = name.rpartition(".")
+        whole = held_tensor(model.get_submodule(path), key)
+        assert whole is not None
+        part = whole.detach()
+        for index, axis in enumerate(axes):
+            if axis is not None:
+                part = take(part, index, cut(plan, axis, config))
+        is_parameter = isinstance(whole, nn.Parameter)
+        memo[id(whole)] = nn.Parameter(part, requires_grad=False) if is_parameter else part
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, torch.Tensor):  # a weight that a hook computes
+                memo[id(value)] = value.detach()
+    narrow = copy.deepcopy(model, memo)
+    for slot in plan.attributes:
+        attributes = vars(narrow.get_submodule(slot.module))
+        size = plan.axis_size(slot.axis, config)
+        if slot.index is None:
+            attributes[slot.attribute] = size
+        else:
+            whole_size = list(attributes[slot.attribute])
+            whole_size[slot.index] = size
+            attributes[slot.attribute] = tuple(whole_size)
+    return narrow
+
+
+def misread(
+    plan: Plan, config: ChannelConfig, guesses: Guesses, full: Any, narrow: Any
+) -> dict[Node, int | None]:
+    """Operations whose narrow shapes are not the foretold ones.
+
+    For each, the one dimension that does narrow; None where there is no such dimension. `full`
+    and `narrow` are the network's graphs at full size and at `config`.
+    """
+    wrong: dict[Node, int | None] = {}
+    pairs = zip(nodes_of(full.graph_module), nodes_of(narrow.graph_module), strict=False)
+    for node, twin in pairs:
+        if _operation(node) != _operation(twin):
+            break  # the code took another way: what comes next cannot be compared
+        if node not in guesses:
+            continue
+        foretold = [
+            tuple(
+                n if axis is None else plan.axis_size(axis, config)
+                for n, axis in zip(shape, axes, strict=True)
+            )
+            for shape, axes in guesses[node]
+        ]
+        found = shapes_of(twin.meta["val"])
+        if found != foretold:
+            before = shapes_of(node.meta["val"])
+            wrong[node] = _changed(before[0], found[0]) if len(found) == len(before) == 1 else None
+    return wrong
+
+
+def _operation(node: Node) -> tuple[str, str]:
+    return node.op, str(node.target) if node.op == "call_function" else ""
+
+
+def _changed(before: tuple[int, ...], after: tuple[int, ...]) -> int | None:
+    if len(before) != len(after):
+        return None
+    places = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+    return places[0] if len(places) == 1 else None

@@ -1,0 +1,1 @@
+"""What every operation does to the axes of its tensors."""

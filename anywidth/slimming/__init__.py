@@ -1,0 +1,1 @@
+"""From a plan to a network that narrows, and from that to plain ones."""

@@ -1,0 +1,54 @@
+"""After a conversion: does the network run at other widths, and equal its extracted twins?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from anywidth.errors import AnywidthError
+from anywidth.modes import evaluating
+from anywidth.planning.groups import Plan
+from anywidth.slimming.mending import mend
+from anywidth.slimming.state import state_of
+from anywidth.slimming.trial import example_inputs, make_trial
+
+
+def verify(model: nn.Module, *, strict: bool, example_input: Any = None) -> None:
+    """Compares sliced and extracted at several configurations; mends or pins what fails."""
+    state = state_of(model)
+    plan = state.plan
+    try:
+        with evaluating(model):
+            _mend_or_pin(model, plan, strict, example_inputs(model, plan, example_input))
+    finally:
+        state.forget()
+        state.set_full(model)
+
+
+def _mend_or_pin(model: nn.Module, plan: Plan, strict: bool, inputs: tuple[Any, ...]) -> None:
+    trial = make_trial(model, plan, inputs)
+    is_seen, attributes = plan.rehearsed, list(plan.attributes)
+    while True:
+        failure = trial.first_failure()
+        if failure is None:
+            # Attributes that follow now did not when the plan was made.
+            is_seen = is_seen and plan.attributes == attributes
+            wrong = {} if is_seen else trial.misread_groups()
+            if not wrong:
+                return
+            is_seen, attributes = True, list(plan.attributes)
+        else:
+            group = trial.culprit(failure)
+            if mend(trial, group, failure):
+                continue
+            wrong = {group: failure.message}
+        for group, message in wrong.items():
+            if strict:
+                raise AnywidthError(
+                    f"group {group!r} cannot be narrowed: {message}. Pin it with "
+                    f"plan.pin({group!r}), or convert with strict=False to have that done"
+                )
+            plan.pin(group, f"failed verification: {message}")
+            plan.notes.append(f"{group} was pinned: {message}")
+        state_of(model).forget()

@@ -1,5 +1,0 @@
-"""Tracing: from a network to the groups of channels that shrink together."""
-
-from anywidth.trace.graph import plan
-
-__all__ = ["plan"]

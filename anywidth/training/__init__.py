@@ -1,0 +1,1 @@
+"""One training step over all widths, and statistics for any width after it."""

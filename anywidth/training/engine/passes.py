@@ -1,0 +1,72 @@
+"""One pass of a training step: a width forward, its loss, and its gradients added up."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anywidth.slimming.convert import at_width
+from anywidth.training.distillation import WithTargets
+from anywidth.training.engine.trees import call, leaves, map_tensors
+from anywidth.width import ChannelConfig
+
+Loss = Callable[[Any, Any], Tensor]
+Distill = Loss | WithTargets
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What the widths of a step are trained for.
+
+    Args:
+        loss: (output, targets) → scalar.
+        distill: (output, widest output) → scalar for the narrower widths; None uses `loss`.
+            Wrapped in `WithTargets` it is given the targets too.
+        truth: share of `loss` in the narrower widths' objective.
+        autocast: the dtype forward passes run in; None leaves them as they are.
+    """
+
+    loss: Loss
+    distill: Distill | None
+    truth: float
+    autocast: torch.dtype | None
+
+    def forward(
+        self, model: nn.Module, config: ChannelConfig, inputs: Any, targets: Any, teacher: Any
+    ) -> tuple[Tensor, Any]:
+        """(loss, output) at one width; `teacher` is the widest width's output, or None."""
+        with at_width(model, config), self._precision(inputs):
+            output = call(model, inputs)
+            if teacher is None or self.distill is None:
+                return self.loss(output, targets), output
+            if isinstance(self.distill, WithTargets):
+                loss = self.distill.function(output, teacher, targets)
+            else:
+                loss = self.distill(output, teacher)
+            if self.truth > 0:
+                loss = (1 - self.truth) * loss + self.truth * self.loss(output, targets)
+            return loss, output
+
+    def _precision(self, inputs: Any) -> contextlib.AbstractContextManager[Any]:
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        devices = [leaf.device.type for leaf in leaves(inputs) if isinstance(leaf, Tensor)]
+        device = devices[0] if devices else "cpu"
+        # Cached casts would belong to one graph and be read by another.
+        return torch.autocast(device, self.autocast, cache_enabled=False)
+
+
+def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """The network's parameters, and what its optimiser holds besides: a loss may learn too."""
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return list(dict.fromkeys([*model.parameters(), *held]))
+
+
+def detached(output: Any) -> Any:
+    """The same output, cut off from its gradients."""
+    return map_tensors(Tensor.detach, output)

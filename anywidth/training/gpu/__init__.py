@@ -1,0 +1,1 @@
+"""Layers that train faster on a GPU."""

@@ -1,0 +1,175 @@
+"""Convolutions: of pictures and depthwise ones are kernels, pointwise ones matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from anywidth.errors import AnywidthError
+from anywidth.planning.cuts import cut_name, scale_name
+from anywidth.training.gpu import kernels
+from anywidth.training.gpu.fast_paths import DEFERRED, PARTIAL, are_watched, leave, reach, take
+from anywidth.training.gpu.kernels.eligibility import STEM_INPUT_CHANNELS, STEM_KERNEL_SIZE, STRIDES
+from anywidth.training.gpu.kernels.shared_buffers import cast_weight, gradient_sum
+
+
+def is_depthwise(module: nn.Conv2d) -> bool:
+    """Whether there is a kernel for this convolution."""
+    return (
+        _is_plain(module)
+        and module.bias is None
+        and 1 < module.groups == module.in_channels == module.out_channels
+        and module.kernel_size in ((3, 3), (5, 5))
+        and module.stride[0] in (1, 2)
+    )
+
+
+def is_pointwise(module: nn.Conv2d) -> bool:
+    """Whether this convolution is a matrix product."""
+    return (
+        _is_plain(module)
+        and module.groups == 1
+        and module.kernel_size == (1, 1)
+        and module.stride == (1, 1)
+        and module.padding == (0, 0)
+    )
+
+
+def is_stem(module: nn.Conv2d) -> bool:
+    """Whether this convolution is one of a picture, for which there is a kernel."""
+    return (
+        _is_plain(module)
+        and module.bias is None
+        and module.groups == 1
+        and module.in_channels in STEM_INPUT_CHANNELS
+        and module.kernel_size == (STEM_KERNEL_SIZE, STEM_KERNEL_SIZE)
+        and module.stride[0] in STRIDES
+    )
+
+
+def _is_plain(module: nn.Conv2d) -> bool:
+    return (
+        module._parameters.get("weight") is not None
+        and module.dilation == (1, 1)
+        and module.padding_mode == "zeros"
+        and not isinstance(module.padding, str)
+        and module.padding[0] == module.padding[1]
+        and module.stride[0] == module.stride[1]
+    )
+
+
+def depthwise_forward(self: Any, x: Tensor) -> Tensor:
+    """A depthwise convolution's forward; it may do the norm before it on the way."""
+    if not reach(x):
+        slow: Tensor = self._slow_forward(x)
+        return slow
+    deferred = take(x, DEFERRED)
+    if deferred is None and self.__dict__.get("_awaits"):
+        raise AnywidthError(
+            f"a depthwise convolution of {self.in_channels} channels was to be given the output of "
+            "the batch norm before it, but got another tensor. The network does something in "
+            "between that it did not do when it was traced; train it with "
+            "SandwichStep(..., kernels=False)"
+        )
+    x = x.contiguous(memory_format=torch.channels_last)
+    if deferred is None and not is_taken(self, x):
+        result: Tensor = self._slow_forward(x)
+        return result
+    made, partial = kernels.depthwise_conv2d_with_statistics(
+        x, self._parameters["weight"], self.stride[0], self.padding[0], deferred, _is_measured(self)
+    )
+    if partial is not None:
+        leave(made, PARTIAL, partial)
+    return made
+
+
+def stem_forward(self: Any, x: Tensor) -> Tensor:
+    """A picture's convolution."""
+    state = self.__dict__
+    channels = state.get(cut_name("weight", 0))
+    weight, place = self._parameters["weight"], (self.stride[0], self.padding[0])
+    is_whole = state.get(cut_name("weight", 1)) is None and state.get(scale_name("weight"), 1) == 1
+    if type(channels) is int and is_whole and reach(x):
+        x = x.contiguous(memory_format=torch.channels_last)
+        if kernels.supports_stem_conv2d(x, weight, channels, *place):
+            made, partial = kernels.stem_conv2d_with_statistics(
+                x, weight, channels, *place, _is_measured(self)
+            )
+            if partial is not None:
+                leave(made, PARTIAL, partial)
+            return made
+    result: Tensor = self._slow_forward(x)
+    return result
+
+
+def _is_measured(convolution: Any) -> bool:
+    """Whether a norm after a convolution takes statistics, and nothing comes between the two."""
+    after = convolution.__dict__.get("_norm_after")
+    return after is not None and after.training and not are_watched(convolution, after)
+
+
+def is_taken(convolution: Any, x: Tensor) -> bool:
+    """Whether the kernel can convolve a tensor."""
+    is_cut = type(convolution.__dict__.get(cut_name("weight", 0))) is int
+    return is_cut and kernels.supports_depthwise_conv2d(
+        x, convolution._parameters["weight"], convolution.stride[0], convolution.padding[0]
+    )
+
+
+def pointwise_forward(self: Any, x: Tensor) -> Tensor:
+    """A pointwise convolution's forward."""
+    if not reach(x):
+        result: Tensor = self._slow_forward(x)
+        return result
+    state = self.__dict__
+    pixels = x.permute(0, 2, 3, 1)  # a view of channels-last memory
+    cuts = (state.get(cut_name("weight", 0)), state.get(cut_name("weight", 1)))
+    weight = self._parameters["weight"]
+    made = weight.shape[0] if cuts[0] is None else cuts[0]
+    read = weight.shape[1] if cuts[1] is None else cuts[1]
+    is_plain = state.get(scale_name("weight"), 1.0) == 1.0 and self._parameters["bias"] is None
+    if is_plain and isinstance(made, int) and isinstance(read, int):
+        result = _Pointwise.apply(pixels, weight, made, read)
+    else:
+        result = nn.functional.linear(pixels, self.weight.flatten(1), self.bias)
+    return result.permute(0, 3, 1, 2)
+
+
+class _Pointwise(torch.autograd.Function):
+    """A product with the first rows and columns of a weight, whose gradient is written at once.
+
+    Slicing the weight with autograd would fill and copy its whole gradient once for each axis.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, pixels: Tensor, weight: Tensor, made: int, read: int) -> Tensor:
+        dtype = pixels.dtype
+        if torch.is_autocast_enabled(pixels.device.type):
+            dtype = torch.get_autocast_dtype(pixels.device.type)
+        rows = pixels.to(dtype).reshape(-1, read)
+        active = cast_weight(weight)[:made, :read, 0, 0].to(dtype)
+        ctx.save_for_backward(rows, active, weight)
+        ctx.pixels = pixels.shape, pixels.dtype
+        return (rows @ active.t()).view(*pixels.shape[:-1], made)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        rows, active, weight = ctx.saved_tensors
+        shape, dtype = ctx.pixels
+        gradient = gradient.reshape(-1, active.shape[0]).to(rows.dtype)
+        to_pixels = to_weight = None
+        if ctx.needs_input_grad[0]:
+            to_pixels = (gradient @ active).view(shape).to(dtype)
+        if ctx.needs_input_grad[1]:
+            total = gradient_sum(weight)
+            found = gradient.t() @ rows
+            if total is not None:
+                total[: active.shape[0], : active.shape[1], 0, 0] += found
+            else:
+                to_weight = torch.zeros_like(weight)
+                to_weight[: active.shape[0], : active.shape[1], 0, 0] = found
+        return to_pixels, to_weight, None, None

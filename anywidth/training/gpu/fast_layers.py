@@ -1,0 +1,69 @@
+"""On a GPU, converted layers that run on kernels whose channel count is a run-time argument.
+
+cuDNN prepares every new shape of a convolution anew, up to a second each; these layers do not:
+depthwise convolutions, those of pictures and batch norm (with the activation after it) are Triton
+kernels, pointwise convolutions are plain matrix products. Each takes its fast path where it can and
+does what it did before everywhere else, so the same network still runs on a CPU.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from anywidth.slimming.convert import plan_of
+from anywidth.slimming.layers import drop_fast_paths, is_narrowed
+from anywidth.slimming.norm_statistics import is_switched_norm
+from anywidth.training.gpu import kernels
+from anywidth.training.gpu.fast_convolutions import (
+    depthwise_forward,
+    is_depthwise,
+    is_pointwise,
+    is_stem,
+    pointwise_forward,
+    stem_forward,
+)
+from anywidth.training.gpu.fast_norms import defer, is_plain_norm, join, norm_forward
+from anywidth.training.gpu.fast_paths import give, has
+
+
+def use_kernels(model: nn.Module, enabled: bool = True) -> nn.Module:
+    """Lets a converted network's layers take their fast path on a GPU, or forbids it again.
+
+    Nothing changes but speed and the last bits of rounding. Call it before training starts.
+    """
+    if not enabled or not kernels.available():
+        drop_fast_paths(model)
+        return model
+    plan = plan_of(model)
+    for norm, activation in plan.activations:
+        join(model.get_submodule(norm), model.get_submodule(activation))
+    for module in model.modules():
+        if not is_narrowed(module) or "_slow_class" in module.__dict__:
+            continue
+        if isinstance(module, nn.Conv2d) and type(module).forward is nn.Conv2d.forward:
+            if is_depthwise(module):
+                give(module, depthwise_forward)
+            elif is_pointwise(module):
+                give(module, pointwise_forward)
+            elif is_stem(module):
+                give(module, stem_forward)
+        elif is_plain_norm(module) and is_switched_norm(module):
+            give(module, norm_forward)
+    for norm, activation, convolution in plan.prologues:
+        defer(*(model.get_submodule(path) for path in (norm, activation, convolution)))
+    for layer, norm in plan.folds:
+        maker, after = model.get_submodule(layer), model.get_submodule(norm)
+        measures = has(maker, depthwise_forward) or has(maker, stem_forward)
+        if measures and has(after, norm_forward):
+            maker.__dict__["_norm_after"] = after
+    return model
+
+
+def weights_read_cast(model: nn.Module) -> list[nn.Parameter]:
+    """The weights that layers on their fast path read in the dtype of a pass."""
+    weights = {
+        id(module._parameters["weight"]): module._parameters["weight"]
+        for module in model.modules()
+        if has(module, pointwise_forward)
+    }
+    return [weight for weight in weights.values() if isinstance(weight, nn.Parameter)]

@@ -1,0 +1,102 @@
+"""Batch norm in training and its activation as one differentiable function."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp import custom_bwd, custom_fwd
+from torch.autograd.function import once_differentiable
+
+from anywidth.errors import AnywidthError
+from anywidth.training.gpu.kernels.batch_norm_backward import input_gradient, parameter_gradients
+from anywidth.training.gpu.kernels.batch_norm_forward import (
+    batch_terms,
+    merged_terms,
+    normalize_and_activate,
+)
+from anywidth.training.gpu.kernels.batch_norm_small import is_small, small_backward, small_forward
+from anywidth.training.gpu.kernels.eligibility import obstacle_to_batch_norm_act
+from anywidth.training.gpu.kernels.norm_arguments import BatchNorm, DeferredNorm
+
+
+class _BatchNormAct(torch.autograd.Function):
+    """Keeps the input and a few numbers a channel for the backward pass, nothing else."""
+
+    @staticmethod
+    @custom_fwd(device_type="cuda")
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        norm: BatchNorm,
+        partial: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.cuda.device_of(x):
+            if is_small(x):
+                y, terms = small_forward(x, norm)
+            else:
+                terms = _terms(x, norm, partial)
+                y = normalize_and_activate(x, terms, norm.activation)
+        ctx.save_for_backward(x, weight, bias, terms)
+        ctx.activation = norm.activation
+        ctx.set_materialize_grads(False)
+        mean, variance = terms[0], terms[1]
+        ctx.mark_non_differentiable(mean, variance)
+        return y, mean, variance
+
+    @staticmethod
+    @once_differentiable
+    @custom_bwd(device_type="cuda")
+    def backward(  # type: ignore[override]
+        ctx: Any, dy: Tensor | None, *unused: None
+    ) -> tuple[Tensor | None, ...]:
+        if dy is None:
+            return (None,) * 5
+        x, weight, bias, terms = ctx.saved_tensors
+        dy = dy.contiguous(memory_format=torch.channels_last)
+        x_gradient: Tensor | None = None
+        if is_small(x):
+            x_gradient, weight_gradient, bias_gradient = small_backward(
+                x, dy, terms, weight, bias, ctx.activation
+            )
+        else:
+            weight_gradient, bias_gradient, corrections = parameter_gradients(
+                x, dy, terms, weight, bias, ctx.activation
+            )
+            if ctx.needs_input_grad[0]:
+                x_gradient = input_gradient(x, dy, terms, corrections, ctx.activation)
+        return x_gradient, weight_gradient, bias_gradient, None, None
+
+
+def _terms(x: Tensor, norm: BatchNorm, partial: Tensor | None) -> Tensor:
+    if partial is None:
+        return batch_terms(x, norm)
+    return merged_terms(partial, x.numel() // x.shape[1], norm)
+
+
+def batch_norm_act_with_statistics(
+    x: Tensor, norm: BatchNorm, partial: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See :func:`anywidth.training.gpu.kernels.batch_norm_act_with_statistics`."""
+    _check(x, norm)
+    # Parameters are named for autograd, which looks for them among the arguments alone.
+    y, mean, variance = _BatchNormAct.apply(x, norm.weight, norm.bias, norm, partial)
+    return y, mean, variance
+
+
+def deferred_norm(x: Tensor, norm: BatchNorm, partial: Tensor | None = None) -> DeferredNorm:
+    """See :func:`anywidth.training.gpu.kernels.deferred_norm`."""
+    _check(x, norm)
+    with torch.cuda.device_of(x):
+        terms = _terms(x, norm, partial)
+    return DeferredNorm(norm.weight, norm.bias, terms, norm.activation)
+
+
+def _check(x: Tensor, norm: BatchNorm) -> None:
+    obstacle = obstacle_to_batch_norm_act(x, norm)
+    if obstacle is not None:
+        raise AnywidthError(
+            f"batch_norm_act: {obstacle}. Ask supports_batch_norm_act first and "
+            "fall back to torch.nn.functional.batch_norm."
+        )

@@ -1,0 +1,253 @@
+"""One training step over all sampled widths: algorithm 1 of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from anywidth.distributed import (
+    average_gradients,
+    send_from_first_rank,
+    sum_over_ranks,
+    world_size,
+)
+from anywidth.errors import AnywidthError
+from anywidth.slimming.convert import at_width
+from anywidth.slimming.state import check_layers, state_of
+from anywidth.training.distillation import soft_cross_entropy
+from anywidth.training.engine.eager import EagerEngine
+from anywidth.training.engine.graphs import GraphEngine
+from anywidth.training.engine.passes import Distill, Loss, Objective, trained_parameters
+from anywidth.training.engine.trees import call
+from anywidth.training.gpu.fast_layers import use_kernels
+from anywidth.training.precision import faster_dtype
+from anywidth.training.sampling import Sampling, sample_widths
+from anywidth.training.step_checks import (
+    check_first_batch,
+    check_losses,
+    check_optimizer,
+    frozen_norms_named,
+)
+from anywidth.width import ChannelConfig, Width, is_number, whole_number
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step did, on the device: nothing here was read back yet.
+
+    It holds until the next step, which may use the same memory.
+
+    Args:
+        widths: the configurations visited, the widest first where it is one of them.
+        losses: the loss at each of them.
+        outputs: the network's output at each of them, without gradients.
+    """
+
+    widths: list[ChannelConfig]
+    losses: list[Tensor]
+    outputs: list[Any]
+
+
+class SandwichStep:
+    """Trains a converted network at several widths on one batch.
+
+    A call clears the gradients, runs the full width on the true targets, runs each narrower width
+    on the full width's detached predictions, accumulates all their gradients, averages them over
+    ranks once, and lets the optimiser take its step. It never waits for the device. With several
+    processes, pass the network itself, not in DistributedDataParallel: the first call gives all
+    ranks the weights of the first.
+
+    Gradients are summed over the widths, as in the paper. A layer that every width uses whole, such
+    as a classifier over features that do not narrow, so learns as if at several times the learning
+    rate: where training starts unstably, lower the rate, or raise it more slowly.
+
+    A call returns a `StepResult`: the configurations visited (`widths`, the widest first where it
+    is one of them) with the loss and the detached output at each. They are tensors on the device,
+    and hold until the next call.
+
+    To resume, put back the network (`anywidth.save`), the optimiser, and `step.count`: the widths
+    of a step are drawn from its number.
+
+    Args:
+        model: a converted network; a call puts it in training mode if it is not.
+        optimizer: of the model's parameters, or some of them; a loss may have its own there too.
+        loss: (output, targets) → scalar, for the full width.
+        distill: (output, full width's output) → scalar, for narrower widths. The default is for
+            classifiers that learn by cross entropy; for others pass one of their own, such as
+            F.mse_loss for regression. None trains every width on the true targets.
+        widths: how many widths a step, for the sandwich rule; or a `Sampling` for any other.
+        truth: how much of the narrower widths' loss is the true targets' (0 in the paper, which
+            found mixing worse).
+        seed: widths are drawn from this and the step's number; a `Sampling` has its own.
+        autocast: run forward passes in this dtype, as `torch.autocast` does; None in that of the
+            parameters. `"auto"` is bfloat16 on a GPU, and on a CPU where the first step finds it
+            faster. Losses are not scaled, as float16 would need.
+        engine: `"eager"` runs everywhere; `"graphs"` captures each configuration as a CUDA graph
+            when it is first met; `"auto"` takes graphs on a GPU. A graph keeps the plain numbers
+            it was captured with: what a loss weighs by, or a dropout's share, may only change in a
+            tensor.
+        kernels: on a GPU, let layers use kernels that need no preparing for a new width; False
+            leaves them as they are.
+        after_backward: called once the gradients are complete, before the optimiser's step: to
+            clip them, say.
+
+    Example:
+        >>> step = anywidth.SandwichStep(model, optimizer, loss=F.cross_entropy)
+        >>> for images, labels in loader:
+        ...     result = step(images, labels)
+        >>> result.losses[0].item()  # of the full width; this waits for the device
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Loss,
+        distill: Distill | None = soft_cross_entropy,
+        widths: int | Sampling = 4,
+        *,
+        truth: float = 0.0,
+        seed: int = 0,
+        autocast: torch.dtype | Literal["auto"] | None = "auto",
+        engine: Literal["auto", "eager", "graphs"] = "auto",
+        kernels: bool = True,
+        after_backward: Callable[[], None] | None = None,
+    ) -> None:
+        check_layers(model)
+        check_optimizer(model, optimizer)
+        check_losses(loss, distill)
+        count = whole_number(widths)
+        if count is not None:
+            widths = Sampling(count=count, seed=seed)
+        if not isinstance(widths, Sampling):
+            raise AnywidthError(
+                f"widths={widths!r}: expected how many a step, or a Sampling; for always the same "
+                'ones, Sampling("fixed", widths=(0.25, 0.5, 1.0))'
+            )
+        if count is None and seed not in (0, widths.seed):
+            raise AnywidthError(
+                f"seed={seed!r} beside a Sampling, which has its own ({widths.seed}): pass "
+                f"Sampling(..., seed={seed!r})"
+            )
+        if not is_number(truth) or not 0 <= truth <= 1:
+            raise AnywidthError(f"truth={truth!r}: expected a share from 0 to 1")
+        if not (autocast is None or autocast == "auto" or isinstance(autocast, torch.dtype)):
+            raise AnywidthError(
+                f"autocast={autocast!r}: expected a dtype such as torch.bfloat16, 'auto' or None"
+            )
+        if distill is not None and widths.rule in ("random", "min+random"):
+            raise AnywidthError(
+                f"the rule {widths.rule!r} leaves out the widest width, so there is nothing "
+                "to distill from: pass distill=None"
+            )
+        self.model = model
+        self.optimizer = optimizer
+        self.sampling = widths
+        self.after_backward = after_backward
+        self.count = 0
+        self._is_new = True
+        on_gpu = all(parameter.is_cuda for parameter in model.parameters())
+        if on_gpu:
+            _lay_channels_last(model)
+            use_kernels(model, kernels)
+        self.autocast = autocast
+        self._precision_is_auto = autocast == "auto"
+        objective = Objective(loss, distill, truth, None if autocast == "auto" else autocast)
+        if _uses_graphs(engine, on_gpu):
+            self.engine: EagerEngine | GraphEngine = GraphEngine(model, optimizer, objective)
+        else:
+            self.engine = EagerEngine(model, optimizer, objective)
+
+    def __call__(self, inputs: Any, targets: Any) -> StepResult:
+        """One step; `self.count` is its number, from which its widths are drawn.
+
+        A tuple of inputs is the network's positional arguments, as for `anywidth.plan`.
+        """
+        configs = sample_widths(self.model, self.count, self.sampling)
+        if not self.model.training:
+            self.model.train()
+        if self.autocast == "auto":
+            self._run_in(self._faster_dtype(configs[0], inputs, targets))
+        if self._is_new and world_size() > 1:
+            send_from_first_rank(self.model, trained_parameters(self.model, self.optimizer))
+        with (
+            torch.cuda.device_of(next(self.model.parameters())),
+            frozen_norms_named(self.model),
+        ):
+            losses, outputs = self.engine.gradients(configs, inputs, targets)
+        if self._is_new and len(outputs) > 1:
+            objective = self.engine.objective
+            check_first_batch(objective.loss, objective.distill, outputs[0], targets)
+        self._is_new = False
+        if world_size() > 1:
+            average_gradients(trained_parameters(self.model, self.optimizer))
+        if self.after_backward is not None:
+            self.after_backward()
+        self.optimizer.step()
+        self.count += 1
+        return StepResult(configs, losses, outputs)
+
+    def warm_up(self, widths: Sequence[Width], inputs: Any, targets: Any) -> None:
+        """Captures widths ahead of training, the widest first; nothing to do for the eager engine.
+
+        Weights and running statistics stay as they are.
+        """
+        if isinstance(self.engine, GraphEngine):
+            self.model.train()
+            configs = [state_of(self.model).resolve(width) for width in widths]
+            if self.autocast == "auto":
+                self._run_in(self._faster_dtype(configs[0], inputs, targets))
+            with torch.cuda.device_of(next(self.model.parameters())):
+                self.engine.warm_up(configs, inputs, targets)
+
+    @property
+    def precision(self) -> str:
+        """`"auto"` until the first step has chosen, then a dtype's name or `"parameters"`."""
+        if isinstance(self.autocast, torch.dtype):
+            return str(self.autocast).removeprefix("torch.")
+        return self.autocast or "parameters"
+
+    @precision.setter
+    def precision(self, name: str) -> None:
+        """Settles what `autocast="auto"` stands for: a resumed run must not choose again."""
+        if self._precision_is_auto and name not in ("auto", self.precision):
+            self._run_in(None if name == "parameters" else getattr(torch, name))
+
+    def _run_in(self, dtype: torch.dtype | None) -> None:
+        self.autocast = dtype
+        self.engine.run(replace(self.engine.objective, autocast=dtype))
+
+    def _faster_dtype(self, config: ChannelConfig, inputs: Any, targets: Any) -> torch.dtype | None:
+        objective = self.engine.objective
+        with at_width(self.model, config):
+            found = faster_dtype(
+                self.model, lambda: objective.loss(call(self.model, inputs), targets)
+            )
+        if world_size() > 1 and _is_on_cpu(self.model):
+            # Timings differ from rank to rank, and all must run in the same dtype.
+            votes = sum_over_ranks(torch.tensor(float(found is not None)))
+            found = found if votes.item() == world_size() else None
+        return found
+
+
+def _lay_channels_last(model: nn.Module) -> None:
+    """What convolutions of images are fastest in; the parameters stay the same objects."""
+    for parameter in model.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+
+
+def _is_on_cpu(model: nn.Module) -> bool:
+    return all(parameter.device.type == "cpu" for parameter in model.parameters())
+
+
+def _uses_graphs(engine: str, on_gpu: bool) -> bool:
+    if engine not in ("auto", "eager", "graphs"):
+        raise AnywidthError(f"engine {engine!r}: expected 'auto', 'eager' or 'graphs'")
+    if engine == "graphs" and not on_gpu:
+        raise AnywidthError("the engine 'graphs' needs the model on a CUDA GPU: model.cuda() first")
+    return engine != "eager" and on_gpu

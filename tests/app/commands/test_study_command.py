@@ -1,0 +1,158 @@
+"""The command `study`: its options, one stopped by the clock, and one end to end through kills."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import HANGS_AFTER, anywidth, command, start, wait_for_step
+from tiny_study import SETTINGS, STUDY
+
+from anywidth.app.runs.metrics import read_metrics
+from anywidth.app.studies.definitions import STUDIES
+from anywidth.app.studies.gathered import GATHERED
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), ["which study?", "main", "or all"]),
+        (("mane",), ["no study 'mane'", "naturally-slimmable"]),
+        (("main", "--data", "cifar10"), ["--data cifar10 needs --data-dir"]),
+        (("main", "--data", "cifar10", "--data-dir", "/nope"), ["--data-dir /nope", "no such"]),
+        (("main", "--data", "mnist"), ["'mnist'", "bundled, cifar10, folder"]),
+        (("main", "--seeds", "0"), ["--seeds 0"]),
+        (("main", "--parallel", "0"), ["--parallel 0"]),
+        (("main", "--minutes", "0"), ["--minutes 0"]),
+        (("main", "--set", "epochs"), ["'epochs'", "FIELD=VALUE"]),
+        (("main", "--set", "epoch=3"), ["no field 'epoch'", "epochs"]),
+        (("main", "--set", "method=i"), ["--set method=i", "which of its networks"]),
+        (("main", "--set", "seed=4"), ["--set seed=4", "--seeds N"]),
+        (("main", "--set", "low=0.5"), ["--set low=0.5", "the paper's tables"]),
+        (("drawn-widths", "--set", "lattice=3"), ["the study drawn-widths sets lattice itself"]),
+        (
+            ("main", "number-of-widths", "--set", "widths-per-step=6"),
+            ["--set widths-per-step=6", "the study number-of-widths sets widths_per_step itself"],
+        ),
+        (("main", "--only", "resnet"), ["--only 'resnet'", "mobilenet_v1-us-seed-0"]),
+        (("main", "--epochs", "0"), ["anywidth: epochs=0: expected at least 1"]),
+        (("main", "--set", "label_smoothing=1"), ["anywidth: label_smoothing=1.0: expected"]),
+    ],
+)
+def test_wrong_options_are_named(
+    arguments: tuple[str, ...], words: list[str], tmp_path: Path
+) -> None:
+    answer = command("study", *arguments, "--out", tmp_path / "out")
+    assert answer.code == 2
+    for word in words:
+        assert word in answer.errors
+    assert not (tmp_path / "out").exists()  # nothing was begun
+
+
+@pytest.mark.parametrize("name", ["main", "super-resolution"])
+def test_a_file_is_no_folder_of_results(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[3])  # where the benchmarks' records are
+    (tmp_path / "shirt.png").write_bytes(b"")
+    answer = command("study", name, "--out", tmp_path / "shirt.png", "--parallel", "2")
+    assert answer.code == 2
+    (line,) = answer.errors.splitlines()
+    assert line.startswith(f"anywidth: {tmp_path / 'shirt.png'}: cannot hold results (it is a file")
+    assert answer.output == ""
+
+
+def test_the_list_names_every_study() -> None:
+    answer = command("study", "--list")
+    assert answer.code == 0
+    for study in (*STUDIES, *GATHERED):
+        assert study.name in answer.output
+
+
+def test_time_given_ends_cleanly(tmp_path: Path) -> None:
+    options = ["--out", tmp_path, *SETTINGS, "--epochs", "1", "--device", "cpu"]
+    answer = command("study", "output-averaging", *options, "--parallel", "1", "--minutes", "0.001")
+    assert answer.code == 130
+    assert "Stopped with 0 of 2 trainings done" in answer.output
+    assert "Go on with: anywidth study output-averaging" in answer.output
+    assert not (tmp_path / "output-averaging.md").exists()
+
+
+def test_a_part_of_a_study_says_how_its_trainings_ended(tmp_path: Path) -> None:
+    options = ["--out", tmp_path, *SETTINGS, "--epochs", "1", "--device", "cpu", "--parallel", "1"]
+    answer = command("study", "output-averaging", *options, "--only", "average_outputs-")
+    assert answer.code == 0, answer.errors
+    missing = "1 training is missing: mobilenet_v1-us-seed-0"
+    assert f"output-averaging: not written, {missing}\n" in answer.output
+    (folder,) = (tmp_path / "runs").iterdir()
+    last = read_metrics(folder / "metrics.csv")[-1]
+    wide, narrow = last["validation_error_max"], last["validation_error_min"]
+    line = f"  {folder.name}: {wide:.2f} %, {narrow:.2f} % at the narrowest width\n"
+    assert answer.output.endswith(f"Last validation errors:\n{line}")
+
+
+def tables_of(page: Path) -> str:
+    found = re.search(r"## MobileNet.*## Figures", page.read_text(), re.DOTALL)
+    assert found
+    return found[0]
+
+
+def test_a_study_survives_kills(tmp_path: Path) -> None:
+    """Stopped, then killed, then resumed in processes, it ends in the same table bit for bit."""
+    arguments = ["study", "distillation", "--epochs", "1", "--device", "cpu", *SETTINGS, "--out"]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    done = anywidth(*arguments, whole, "--parallel", "1", PAUSE="0")
+    assert done.returncode == 0, done.stderr
+    names = [one.name for one in STUDY["distillation"].trainings]
+    first, second, third = (broken / "runs" / f"{name}-seed-0" for name in names)
+
+    # Ten steps of four widths: on a busy machine one process may begin seconds after the other.
+    process = start(*arguments, broken, "--parallel", "2", PAUSE="0.06")
+    for folder in (first, second):
+        wait_for_step(process, folder / "metrics.csv", 2)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=HANGS_AFTER)
+    assert process.returncode == 130, errors
+    assert "Stopped with 0 of 3 trainings done" in output
+    assert "Go on with: anywidth study distillation" in output
+    for folder in (first, second):
+        assert list((folder / "checkpoints").iterdir())
+        assert json.loads((folder / "pieces.json").read_text())["pieces"][0]["steps"] >= 2
+    assert not third.exists()
+
+    process = start(*arguments, broken, "--parallel", "1", PAUSE="0.03")
+    steps = json.loads((second / "pieces.json").read_text())["pieces"][0]["steps"]
+    wait_for_finish(process, first / "measurements" / "calibrated.json")
+    wait_for_step(process, second / "metrics.csv", steps)
+    process.kill()
+    process.communicate()
+    kept = {path: path.stat().st_mtime_ns for path in files_of(first)}
+
+    done = anywidth(*arguments, broken, "--parallel", "2", PAUSE="0")
+    assert done.returncode == 0, done.stderr
+    assert "3 trainings, 1 of them done" in done.stdout
+    assert {path: path.stat().st_mtime_ns for path in files_of(first)} == kept
+    for name in ("distillation.csv", "distillation.png", "distillation.svg"):
+        assert (broken / name).read_bytes() == (whole / name).read_bytes(), name
+    assert tables_of(broken / "distillation.md") == tables_of(whole / "distillation.md")
+    lines = (whole / "distillation.csv").read_text().splitlines()
+    assert len(list(csv.DictReader(lines))) == 3 * 31
+
+
+def files_of(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def wait_for_finish(process: Any, path: Path) -> None:
+    deadline = time.monotonic() + HANGS_AFTER
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, os.listdir(path.parents[1])
+        time.sleep(0.002)

@@ -1,0 +1,74 @@
+"""Ready configurations."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import anywidth as aw
+from anywidth.app.runs.settings import from_json, override, to_json
+from anywidth.app.tasks.classification.task import ClassificationConfig, sampling_of
+from anywidth.app.tasks.recipes import RECIPES, Recipe, recipe
+
+NAMES = {
+    "fashion_mnist_demo",
+    "cifar10_mobilenet_v1",
+    "cifar10_mobilenet_v2",
+    "imagenet_us_mobilenet_v1",
+    "imagenet_us_mobilenet_v2",
+    "imagenet_us_resnet50",
+}
+
+
+def test_no_recipe_is_missing() -> None:
+    assert {found.__name__ for found in RECIPES} >= NAMES
+
+
+@pytest.mark.parametrize("build", RECIPES, ids=lambda build: build.__name__)
+def test_each_is_a_configuration_that_survives_a_file(build: Recipe) -> None:
+    config = build()
+    assert recipe(build.__name__) == config
+    assert from_json(type(config), to_json(config)) == config
+    assert override(config, {"seed": "5"}).seed == 5
+    if isinstance(config, ClassificationConfig):
+        assert sampling_of(config).rule == "sandwich"
+        assert all(config.low <= width <= config.high for width in config.switches)
+
+
+@pytest.mark.parametrize("build", RECIPES, ids=lambda build: build.__name__)
+def test_each_says_its_command(build: Recipe) -> None:
+    is_default = build.__name__ == "fashion_mnist_demo"
+    command = "anywidth train" if is_default else f"anywidth train {build.__name__}"
+    assert re.search(rf"Command\b[^.]*`[^`]*{command}\b", build.__doc__ or "")
+
+
+@pytest.mark.parametrize("name", sorted(NAMES - {"fashion_mnist_demo"}))
+def test_recipes_of_large_data_say_what_to_expect(name: str) -> None:
+    build = next(found for found in RECIPES if found.__name__ == name)
+    assert re.search(r"[Nn]ot run here|\d %", build.__doc__ or "")
+
+
+@pytest.mark.parametrize("name", ["imagenet_us_mobilenet_v1", "imagenet_us_mobilenet_v2"])
+def test_imagenet_has_the_settings_of_the_paper(name: str) -> None:
+    config = recipe(name)
+    assert isinstance(config, ClassificationConfig)
+    assert (config.data, config.image_size) == ("folder", 224)
+    assert (config.epochs, config.batch_size) == (250, 1024)
+    assert (config.learning_rate, config.warmup_epochs) == (0.5, 0)
+    assert (config.momentum, config.weight_decay) == (0.9, 1e-4)
+    assert (config.rule, config.widths_per_step) == ("sandwich", 4)
+    assert (config.nonuniform, config.lattice) == (False, None)
+    assert (config.distill, config.temperature, config.truth) == (True, 1.0, 0.0)
+    assert (config.method, config.high, config.divisor) == ("us", 1.0, 8)
+    assert config.low == (0.25 if name.endswith("v1") else 0.35)
+    assert config.model == name.removeprefix("imagenet_us_")
+
+
+def test_the_default_needs_no_download() -> None:
+    assert recipe("fashion_mnist_demo").data == "bundled"
+
+
+def test_an_unknown_recipe_is_named() -> None:
+    with pytest.raises(aw.AnywidthError, match=r"no recipe 'imagenet'.*fashion_mnist_demo"):
+        recipe("imagenet")

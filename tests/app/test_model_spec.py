@@ -1,0 +1,189 @@
+"""Networks named on a command line, and errors that say what to write instead."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from anywidth.app.model_spec import load_model, parse_input
+from anywidth.errors import AnywidthError
+
+CODE = """
+import torch
+from torch import nn
+
+READY = nn.Linear(2, 3)
+NUMBER = 7
+
+def build(size=4):
+    return nn.Linear(size, 1)
+
+def late():
+    import beside_the_network
+    return nn.Linear(beside_the_network.SIZE, 1)
+
+def broken():
+    raise RuntimeError("no weights at hand")
+
+class Zoo:
+    @staticmethod
+    def small():
+        return nn.Linear(1, 1)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder with a network in a file, as a user of the command line has it."""
+    (tmp_path / "my_networks.py").write_text(CODE)
+    (tmp_path / "beside_the_network.py").write_text("SIZE = 6\n")
+    (tmp_path / "needs_more.py").write_text("import no_such_package_at_all\n")
+    (tmp_path / "misspelt.py").write_text("def build(:\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    for name in ("my_networks", "beside_the_network", "needs_more", "misspelt"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v1", "mobilenet_v2"])
+def test_the_zoo_takes_options(name: str) -> None:
+    model = load_model(name, num_classes=7, in_channels=1, total_stride=8)
+    assert model(torch.randn(2, 1, 16, 16)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v1", "mobilenet_v2"])
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({"total_stride": 32}, [16, 8, 4, 2, 1]),
+        ({"total_stride": 8}, [32, 16, 8, 4]),
+        ({"strides": (1, 1, 2, 2, 2)}, [32, 16, 8, 4]),
+        ({"strides": (1, 2, 2, 1, 1)}, [32, 16, 8]),
+        ({"strides": [2, 1, 1, 1, 2]}, [16, 8]),
+    ],
+)
+def test_strides_say_where_images_are_halved(
+    name: str, options: dict[str, Any], sizes: list[int]
+) -> None:
+    model = load_model(name, **options).eval()
+    seen: dict[int, None] = {}
+    for layer in model.features:
+        layer.register_forward_hook(lambda *call: seen.setdefault(call[-1].shape[-1]))
+    model(torch.randn(1, 3, 32, 32))
+    assert list(seen) == sizes
+
+
+def test_strides_other_than_five_ones_and_twos_are_refused() -> None:
+    for strides in ((1, 2, 2), (1, 1, 2, 2, 4)):
+        with pytest.raises(AnywidthError, match="expected five, each 1 or 2"):
+            load_model("mobilenet_v2", strides=strides)
+
+
+def test_wdsr_is_in_the_zoo() -> None:
+    assert load_model("wdsr", channels=8, blocks=1)(torch.rand(1, 3, 4, 4)).shape == (1, 3, 8, 8)
+
+
+def test_torchvision_networks_come_untrained() -> None:
+    model = load_model("torchvision:squeezenet1_1", num_classes=5)
+    assert model.eval()(torch.randn(1, 3, 64, 64)).shape == (1, 5)
+
+
+def test_segmentation_networks_download_no_backbone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("weights were asked for")
+
+    monkeypatch.setattr("torch.hub.load_state_dict_from_url", refuse)
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", refuse)
+    model = load_model("torchvision:lraspp_mobilenet_v3_large", num_classes=3)
+    assert model.eval()(torch.randn(1, 3, 32, 32))["out"].shape == (1, 3, 32, 32)
+
+
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_slow_initialisations_are_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("initialised")
+
+    monkeypatch.setattr(nn.init, "trunc_normal_", refuse)
+    assert isinstance(load_model(f"torchvision:{name}"), nn.Module)
+    with pytest.raises(AnywidthError, match=r"init_weights=True raised AssertionError"):
+        load_model(f"torchvision:{name}", init_weights=True)
+
+
+def test_timm_networks_take_options() -> None:
+    model = load_model("timm:resnet10t", num_classes=4)
+    assert model.eval()(torch.randn(1, 3, 32, 32)).shape == (1, 4)
+
+
+def test_a_function_in_the_current_folder(folder: Path) -> None:
+    before = list(sys.path)
+    model = load_model("my_networks:build", size=9)
+    assert isinstance(model, nn.Linear)
+    assert model.in_features == 9
+    assert load_model("my_networks:READY") is sys.modules["my_networks"].READY
+    assert isinstance(load_model("my_networks:Zoo.small"), nn.Linear)
+    late = load_model("my_networks:late")
+    assert isinstance(late, nn.Linear)
+    assert late.in_features == 6
+    assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("mobilnet_v1", r"did you mean mobilenet_v1"),
+        ("resnet50", r"no network 'resnet50' in anywidth\.models.*torchvision:resnet50"),
+        ("torchvision:resnet51", r"in torchvision \(did you mean resnet50"),
+        ("timm:resnet5o", r"in timm \(did you mean resnet50"),
+        ("torchvision:", r"no network 'torchvision:'"),
+        (":build", r"package\.module:function"),
+        ("", r"no network ''"),
+        ("my_netwarks:build", r"no module 'my_netwarks' in the current folder"),
+        ("no_such.inner:build", r"no module 'no_such'"),
+        ("needs_more:build", r"importing needs_more failed.*no_such_package_at_all"),
+        ("misspelt:build", r"importing misspelt raised SyntaxError"),
+        ("my_networks:bild", r"has no 'bild' \(did you mean build\?\)"),
+        ("my_networks:NUMBER", r"is int: expected a function"),
+        ("my_networks:broken", r"raised RuntimeError: no weights at hand"),
+        ("os:getcwd", r"returned str: expected a function that returns a torch\.nn\.Module"),
+    ],
+)
+def test_errors_say_what_to_write(folder: Path, spec: str, message: str) -> None:
+    with pytest.raises(AnywidthError, match=message):
+        load_model(spec)
+
+
+def test_wrong_options_are_quoted(folder: Path) -> None:
+    with pytest.raises(AnywidthError, match=r"with shape=3 raised TypeError.*'shape'"):
+        load_model("my_networks:build", shape=3)
+    with pytest.raises(AnywidthError, match=r"total_stride=5"):
+        load_model("mobilenet_v1", total_stride=5)
+
+
+@pytest.mark.parametrize(
+    ("package", "extra"), [("torchvision", r"anywidth\[cli\]"), ("timm", r"anywidth\[timm\]")]
+)
+def test_a_missing_package_names_its_extra(
+    package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setitem(sys.modules, f"{package}.models", None)
+    with pytest.raises(AnywidthError, match=rf"needs {package}.*install {extra}"):
+        load_model(f"{package}:resnet50")
+
+
+def test_shapes_are_read() -> None:
+    assert parse_input("3x224x224") == (3, 224, 224)
+    assert parse_input(" 1 X 28 x28") == (1, 28, 28)
+    assert parse_input("512") == (512,)
+
+
+@pytest.mark.parametrize("text", ["", "3x", "3x224xq", "3x0x5", "-3x2", "3,224", "1_0x2", "٣x4"])
+def test_bad_shapes_are_quoted(text: str) -> None:
+    with pytest.raises(AnywidthError) as caught:
+        parse_input(text)
+    assert repr(text) in str(caught.value)
+    assert "3x224x224" in str(caught.value)

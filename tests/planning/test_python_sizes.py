@@ -1,0 +1,187 @@
+"""Sizes that Python code works out: the graph shows numbers, running narrower shows the rest."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from agreement import assert_agrees, convert
+from torch import Tensor, nn
+
+import anywidth as aw
+from anywidth.slimming.extraction import extract_quietly
+
+IMAGE = (2, 3, 4, 4)
+
+
+class Reshaping(nn.Module):
+    """A convolution, a reshape by a method of its own, and a head."""
+
+    def __init__(self, channels: int = 32) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, channels, 1), nn.Conv2d(channels, 4, 1)
+
+    def middle(self, y: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.middle(self.stem(x)))
+
+
+class EightGroups(Reshaping):
+    """More groups than channels in one, so that the largest dimension is not the one to narrow."""
+
+    def middle(self, y: Tensor) -> Tensor:
+        b, c, h, w = y.shape
+        return y.view(b, 8, c // 8, h, w).transpose(1, 2).reshape(b, c, h, w)
+
+
+class GroupsOfEight(Reshaping):
+    def middle(self, y: Tensor) -> Tensor:
+        b, c, h, w = y.shape
+        return y.view(b, -1, 8, h, w).cumsum(2).reshape(b, c, h, w)
+
+
+class GroupsBesideTheBatch(Reshaping):
+    def middle(self, y: Tensor) -> Tensor:
+        b, c, h, w = y.shape
+        return y.reshape(b * 8, c // 8, h, w).softmax(1).reshape(b, 8, c // 8, h, w).flatten(1, 2)
+
+
+class AttributeInTheReshape(Reshaping):
+    """It runs once `channels` follows, which the rehearsal of the plan could not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.channels = 32
+
+    def middle(self, y: Tensor) -> Tensor:
+        b, _, h, w = y.shape
+        z = y.view(b, 8, self.channels // 8, h, w).transpose(1, 2)
+        return z.reshape(b, self.channels, h, w)
+
+
+class PiecesOfEight(Reshaping):
+    """As many pieces as the width has: the number of pieces narrows, not their size."""
+
+    def middle(self, y: Tensor) -> Tensor:
+        return torch.cat([piece.cumsum(1) for piece in y.split(8, 1)], 1)
+
+
+def assert_is_the_masked_network(model: nn.Module, x: Tensor) -> None:
+    """Narrow equals the full network with all inactive entries zero (where no norm comes between).
+
+    Sliced and extracted agree even where both read the wrong channels; this tells.
+    """
+    plan = aw.plan_of(model)
+    for width in (0.25, 0.5, 0.75):
+        config = plan.resolve(width)
+        masked = extract_quietly(model, plan.full)
+        for name, parameter in masked.named_parameters():
+            for dim, axis in enumerate(plan.tensors[name]):
+                if axis is not None:
+                    inactive = torch.ones(parameter.shape[dim], dtype=torch.bool)
+                    for start, length in plan.axis_ranges(axis, config):
+                        inactive[start : start + length] = False
+                    parameter.data.index_fill_(dim, inactive.nonzero().flatten(), 0.0)
+        with aw.at_width(model, config), torch.no_grad():
+            torch.testing.assert_close(model(x), masked(x))
+
+
+@pytest.mark.parametrize("kind", [EightGroups, GroupsOfEight])
+def test_the_dimension_that_really_narrows_is_found(kind: type[Reshaping]) -> None:
+    x = torch.randn(IMAGE)
+    model = convert(kind(), x)
+    assert aw.plan_of(model).elastic_layers() == (1, 2)
+    assert_agrees(model, x)
+    assert_is_the_masked_network(model, x)
+
+
+def test_groups_merged_with_the_batch() -> None:
+    x = torch.randn(IMAGE)
+    model = convert(GroupsBesideTheBatch(), x)
+    with aw.at_width(model, 0.5):
+        kept = model.stem.weight[:, 0, 0, 0]
+    # The first two of each four.
+    assert torch.equal(kept, model.stem.weight[:, 0, 0, 0].view(8, 4)[:, :2].flatten())
+
+
+def test_the_groups_that_narrow_are_the_outer_ones() -> None:
+    model = convert(GroupsOfEight(), torch.randn(IMAGE))
+    assert aw.plan_of(model).group_of("stem").unit == 8
+
+
+def test_a_reshape_is_checked_again_once_an_attribute_follows() -> None:
+    x = torch.randn(IMAGE)
+    with pytest.raises(aw.AnywidthError, match="view reshapes it in another way"):
+        convert(AttributeInTheReshape(), x, aw.WidthRange(0.25, 1.0, divisor=8))
+    model = aw.slimmable(AttributeInTheReshape(), example_input=x)
+    assert aw.plan_of(model).elastic_layers() == (0, 2)
+    assert any("stem was pinned" in note for note in aw.plan_of(model).notes)
+    assert_is_the_masked_network(model, x)
+
+
+def test_pieces_of_constant_size_are_fixed() -> None:
+    plan = aw.plan(PiecesOfEight(), torch.randn(IMAGE))
+    assert plan.group_of("stem").fixed == "cut into parts of constant size [8, 8, 8, 8] by split"
+
+
+def test_an_attribute_of_the_same_size_stays() -> None:
+    """Only the attribute without which the network does not run follows the width."""
+
+    class Scaled(Reshaping):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.channels = 32, 32
+
+        def middle(self, y: Tensor) -> Tensor:
+            b, _, h, w = y.shape
+            flat = y.reshape(b, self.channels, h * w) / self.scale
+            return flat.reshape(b, self.channels, h, w)
+
+    x = torch.randn(IMAGE)
+    model = convert(Scaled(), x)
+    assert aw.plan_of(model).notes == ["the attribute channels follows stem, as running it showed"]
+    with aw.at_width(model, 0.5):
+        assert (model.channels, model.scale) == (16, 32)
+    assert_is_the_masked_network(model, x)
+
+
+def test_a_size_that_only_shifts_positions_is_found() -> None:
+    """It runs whether the attribute follows or not: half the channels, or half the positions."""
+
+    class Positions(Reshaping):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.channels = 32, 32
+
+        def middle(self, y: Tensor) -> Tensor:
+            flat = y.reshape(y.shape[0], self.channels, -1) / self.scale
+            return flat.softmax(-1).reshape(y.shape)
+
+    class Literal(Reshaping):
+        def middle(self, y: Tensor) -> Tensor:
+            return y.reshape(y.shape[0], 32, -1).softmax(-1).reshape(y.shape)
+
+    x = torch.randn(IMAGE)
+    model = convert(Positions(), x)
+    with aw.at_width(model, 0.5):
+        assert (model.channels, model.scale) == (16, 32)
+    assert_is_the_masked_network(model, x)
+    fixed = aw.plan(Literal(), x).group_of("stem").fixed
+    assert fixed == "reshaped to a size worked out in Python by reshape"
+
+
+def test_two_attributes_follow_where_both_are_needed() -> None:
+    class TwoNames(Reshaping):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.before, self.after = 32, 32, 32
+
+        def middle(self, y: Tensor) -> Tensor:
+            b, _, h, w = y.shape
+            flat = y.reshape(b, self.before, h * w) / self.scale
+            return flat.reshape(b, self.after, h, w)
+
+    model = convert(TwoNames(), torch.randn(IMAGE))
+    with aw.at_width(model, 0.5):
+        assert (model.before, model.after, model.scale) == (16, 16, 32)
