@@ -70,5 +70,5 @@ def test_the_default_needs_no_download() -> None:
 
 
 def test_an_unknown_recipe_is_named() -> None:
-    with pytest.raises(aw.AnywidthError, match=r"no recipe 'imagenet'.*fashion_mnist_demo"):
+    with pytest.raises(aw.AnywidthError, match="'imagenet'"):
         recipe("imagenet")

@@ -369,7 +369,7 @@ def test_clipping_rewards_and_annealing_the_clip() -> None:
 
 def test_a_batch_must_divide_the_rollout() -> None:
     model = small_network()
-    with pytest.raises(AnywidthError, match=r"batch_size=100: expected a divisor of 1024"):
+    with pytest.raises(AnywidthError, match="batch_size"):
         RolloutLoader(replace(CONFIG, batch_size=100), model, CPU)
-    with pytest.raises(AnywidthError, match="rollout=0"):
+    with pytest.raises(AnywidthError, match="rollout"):
         check_choices(replace(CONFIG, rollout=0))
