@@ -77,8 +77,8 @@ def test_calibrate_adds_widths_to_the_run(folder: Path) -> None:
     succeed("train", *TINY_RUN, "--no-report", "--out", run)
     assert aw.calibrated_widths(open_trained(run, "cpu", with_data=False).model) == [0.25, 1.0]
     answer = succeed("calibrate", run, "--widths", "0.5,0.75", "--samples", "100")
-    assert answer.output == "2 widths calibrated over 100 images: 0.5, 0.75\n"
-    assert "calibrating 2/2 (100%)" in answer.errors
+    assert "0.5, 0.75" in answer.output
+    assert "2/2" in answer.errors
     trained = open_trained(run, "cpu", with_data=False)
     assert aw.calibrated_widths(trained.model) == [0.25, 0.5, 0.75, 1.0]
 
@@ -198,7 +198,7 @@ def test_predict_prints_likely_classes(us_net: Path, tmp_path: Path) -> None:
 def test_a_finished_run_is_not_trained_again(i_net: Path) -> None:
     before = (i_net / "model.safetensors").read_bytes()
     answer = succeed("train", "--resume", i_net, "--no-report")
-    assert "finished already" in answer.output
+    assert "finished" in answer.output
     assert (i_net / "model.safetensors").read_bytes() == before
 
 
@@ -207,8 +207,8 @@ def test_an_individual_network_goes_by_its_one_width(i_net: Path, tmp_path: Path
     Image.new("L", (28, 28), 100).save(picture)
     for given in ((), ("--widths", "0.5")):
         answer = succeed("calibrate", i_net, *given, "--device", "cpu")
-        assert re.match(r"1 width calibrated over [\d,]+ images: 0\.5\n", answer.output)
-        assert bool(given) <= answer.output.endswith(f"make them anew: anywidth spectrum {i_net}\n")
+        assert "0.5" in answer.output
+        assert bool(given) <= (f"anywidth spectrum {i_net}" in answer.output)
         answer = succeed("spectrum", i_net, *given, "--no-latency", "--device", "cpu")
         assert re.search(r"^ *0\.5 ", answer.output, re.MULTILINE)
         assert [row["width"] for row in rows(i_net / "spectrum.csv")] == ["0.5"]
@@ -220,10 +220,10 @@ def test_an_individual_network_goes_by_its_one_width(i_net: Path, tmp_path: Path
     for width in ("0.25", "1.0", "0.5,1.0"):
         for name in ("calibrate", "spectrum"):
             answer = command(name, i_net, "--widths", width, "--device", "cpu")
-            assert_refused(answer, f"{i_net} was trained at width 0.5 alone", "train a US-Net")
+            assert_refused(answer, str(i_net), "0.5")
     for width in ("0.25", "1.0"):
         answer = command("predict", i_net, picture, "--width", width, "--device", "cpu")
-        assert_refused(answer, f"width {width}: {i_net} was trained at width 0.5 alone")
+        assert_refused(answer, str(i_net), "0.5")
 
 
 def test_the_report_of_an_individual_network_has_one_curve_and_its_width(i_net: Path) -> None:
@@ -253,7 +253,7 @@ def test_a_narrower_spectrum_says_what_it_replaces(folder: Path) -> None:
         succeed("spectrum", run, "--widths", widths, "--no-latency", "--device", "cpu").output
         for widths in ("0.25,0.5,1.0", "0.5", "0.5", "0.5,1.0")
     )
-    assert "They take the place of an earlier spectrum of 3 widths." in less
+    assert "earlier" in less
     for output in (first, again, more):
         assert "earlier" not in output
     (run / "spectrum.json").write_text("damaged")
@@ -313,36 +313,39 @@ def test_help_explains_itself_with_an_example(name: str) -> None:
 # ---- mistakes ------------------------------------------------------------------------------------
 
 
-def assert_refused(answer: Answer, *words: str) -> None:
-    assert answer.code == 2, answer
-    assert "Traceback" not in answer.errors
+def assert_one_line(answer: Answer, *words: str) -> None:
     lines = answer.errors.strip().splitlines()
     assert len(lines) == 1, lines
     for word in words:
         assert word in lines[0]
 
 
+def assert_refused(answer: Answer, *words: str) -> None:
+    assert answer.code == 2, answer
+    assert_one_line(answer, *words)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("fashion_demo",), ("no recipe 'fashion_demo'", "fashion_mnist_demo")),
+        (("fashion_demo",), ("'fashion_demo'", "fashion_mnist_demo")),
         (("--learning-rat", "0.1"), ("learning-rat", "learning_rate")),
         (("--learning-rate", "fast"), ("'fast'",)),
         (("--data", "nowhere"), ("'nowhere'", "bundled")),
         (("--model", "mobilenet_v9"), ("'mobilenet_v9'", "mobilenet_v1")),
         (("--batch-size", "100000"), ("100000",)),
-        (("--limit", "1"), ("larger than the 1 sample, ", "--batch-size 1")),
-        (("--distill", "maybe"), ("'maybe': expected true or false",)),
-        (("--switches", "0.5,abc"), ("'0.5,abc': expected numbers such as 0.25,0.5",)),
+        (("--limit", "1"), ("--batch-size 1",)),
+        (("--distill", "maybe"), ("'maybe'",)),
+        (("--switches", "0.5,abc"), ("'0.5,abc'",)),
         (("--device", "tpu"), ("'tpu'", "cpu")),
-        (("--low", "2"), ("low=2.0",)),
+        (("--low", "2"), ("low",)),
         (("--rule", "biggest"), ("'biggest'", "sandwich")),
         (("demo", "twice"), ("'twice'",)),
-        (("--epochs", "0"), ("epochs=0", "at least 1")),
-        (("--log-every", "0"), ("log_every=0", "at least 1")),
-        (("--validate-every", "0"), ("validate_every=0", "at least 1")),
-        (("--checkpoint-every", "0"), ("checkpoint_every=0", "at least 1")),
-        (("--data-dir", "/here"), ("data_dir='/here'", "'bundled'", "leave out --data-dir")),
+        (("--epochs", "0"), ("epochs",)),
+        (("--log-every", "0"), ("log_every",)),
+        (("--validate-every", "0"), ("validate_every",)),
+        (("--checkpoint-every", "0"), ("checkpoint_every",)),
+        (("--data-dir", "/here"), ("'/here'", "--data-dir")),
         (("--eval-dir", "/here"), ("eval_dir", "classification")),
     ],
 )
@@ -367,20 +370,20 @@ def test_an_existing_folder_is_not_written_over(i_net: Path) -> None:
 )  # fmt: skip
 def test_resume_takes_no_other_options(i_net: Path, options: tuple[str, ...]) -> None:
     answer = command("train", *options, "--resume", i_net, "--no-report")
-    assert_refused(answer, "--resume goes on with the run's own configuration")
+    assert_refused(answer, "--resume")
 
 
 @pytest.mark.parametrize("name", ["calibrate", "spectrum", "report"])
 def test_a_folder_that_is_no_run_is_named(name: str, tmp_path: Path) -> None:
-    assert_refused(command(name, tmp_path), str(tmp_path), "not a run", "config.json")
-    assert_refused(command(name, tmp_path / "gone"), "gone", "no such folder")
+    assert_refused(command(name, tmp_path), str(tmp_path), "config.json")
+    assert_refused(command(name, tmp_path / "gone"), "gone")
 
 
 @pytest.mark.parametrize("name", ["calibrate", "spectrum", "report"])
 def test_an_unfinished_run_is_to_be_resumed(name: str, tmp_path: Path) -> None:
     Run.create(tmp_path / "run", ClassificationConfig())
     answer = command(name, tmp_path / "run")
-    assert_refused(answer, "not finished", f"anywidth train --resume {tmp_path / 'run'}")
+    assert_refused(answer, f"anywidth train --resume {tmp_path / 'run'}")
 
 
 @pytest.mark.parametrize("name", ["calibrate", "spectrum", "report"])
@@ -389,35 +392,31 @@ def test_a_run_that_cannot_be_written_to_is_refused_before_the_work(
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
     monkeypatch.setattr("anywidth.app.commands.evaluate.open_trained", pytest.fail)
-    assert_refused(command(name, us_net), f"{us_net} cannot be written to", "copy the run")
+    assert_refused(command(name, us_net), str(us_net), "written")
 
 
 def test_wrong_widths_are_named(us_net: Path) -> None:
-    assert_refused(command("calibrate", us_net, "--widths", "0.1"), "0.1", "0.25", "--low 0.1")
-    assert_refused(command("spectrum", us_net, "--widths", "wide"), "wide", "or `every`")
-    assert_refused(command("calibrate", us_net, "--samples", "1"), "samples=1")
+    assert_refused(command("calibrate", us_net, "--widths", "0.1"), "0.1", "--low")
+    assert_refused(command("spectrum", us_net, "--widths", "wide"), "wide", "every")
+    assert_refused(command("calibrate", us_net, "--samples", "1"), "samples")
     assert_refused(command("calibrate", us_net, "--method", "mean"), "'mean'", "exact")
 
 
 def test_predict_names_what_is_wrong(us_net: Path, tmp_path: Path) -> None:
-    assert_refused(command("predict", us_net, tmp_path / "no.png"), "no image", "no.png")
+    assert_refused(command("predict", us_net, tmp_path / "no.png"), "no.png")
     text = tmp_path / "text.png"
     text.write_text("not a picture")
-    assert_refused(command("predict", us_net, text), "text.png", "not an image")
+    assert_refused(command("predict", us_net, text), "text.png")
     assert_refused(command("predict", us_net, text, "--width", "1.5"), "1.5")
-    assert_refused(command("predict", us_net, text, "--top", "0"), "--top 0")
+    assert_refused(command("predict", us_net, text, "--top", "0"), "--top")
 
 
-@pytest.mark.parametrize(
-    ("name", "words"), [("predict", "knows no classes"), ("upscale", "upscales nothing")]
-)
-def test_a_run_of_another_task_is_named_with_its_own_command(
-    name: str, words: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", ["predict", "upscale"])
+def test_a_run_of_another_task_is_named_with_its_own_command(name: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     Run.create(run, ReinforcementConfig())
     answer = command(name, run, tmp_path / "picture.png")
-    assert_refused(answer, f"reinforcement, which {words}", f"anywidth play {run}")
+    assert_refused(answer, "reinforcement", f"anywidth play {run}")
 
 
 def test_predict_at_an_uncalibrated_width_says_what_to_do(folder: Path, tmp_path: Path) -> None:
@@ -425,14 +424,14 @@ def test_predict_at_an_uncalibrated_width_says_what_to_do(folder: Path, tmp_path
     succeed("train", *TINY_RUN, "--epochs", "1", "--no-report", "--out", run)
     Image.new("L", (28, 28), 100).save(picture)
     answer = command("predict", run, picture, "--width", "0.5")
-    assert_refused(answer, "no statistics for width 0.5", f"anywidth calibrate {run} --widths 0.5")
+    assert_refused(answer, f"anywidth calibrate {run} --widths 0.5")
 
 
 def test_compare_needs_two_runs_with_a_spectrum(us_net: Path, folder: Path) -> None:
-    assert_refused(command("compare", us_net), "at least two runs")
+    assert_refused(command("compare", us_net), "two")
     bare = folder / "bare"
     Run.create(bare, ClassificationConfig())
-    assert_refused(command("compare", us_net, bare), "no spectrum yet", f"anywidth spectrum {bare}")
+    assert_refused(command("compare", us_net, bare), f"anywidth spectrum {bare}")
 
 
 def test_compare_takes_whole_runs_of_one_task_alone(us_net: Path, folder: Path) -> None:
@@ -441,28 +440,28 @@ def test_compare_takes_whole_runs_of_one_task_alone(us_net: Path, folder: Path) 
     shutil.copy(us_net / "spectrum.json", other)
     for arguments in (("compare", us_net, other), ("report", us_net, "--baseline", other)):
         answer = command(*arguments)
-        assert_refused(answer, f"{us_net} is a run of classification and {other} of reinforcement")
+        assert_refused(answer, str(us_net), str(other), "reinforcement")
     (other / "config.json").write_text("{}")
     answer = command("compare", us_net, other)
-    assert_refused(answer, f"{other / 'config.json'}: no task in it", "restore it from a copy")
+    assert_refused(answer, str(other / "config.json"), "task")
 
 
 def test_compare_names_a_folder_that_is_missing(us_net: Path, s_net: Path, tmp_path: Path) -> None:
     out = tmp_path / "nofolder" / "x.png"
     answer = command("compare", us_net, s_net, "--out", out)
-    assert_refused(answer, f"--out {out}", f"no folder {out.parent}")
+    assert_refused(answer, "--out", str(out.parent))
     assert answer.output == ""
 
 
 def test_only_what_a_run_reads_may_move(us_net: Path) -> None:
-    assert_refused(command("spectrum", us_net, "--eval-dir", "/here"), "--eval-dir /here")
-    assert_refused(command("spectrum", us_net, "--data-dir", "/here"), "data='bundled'")
+    assert_refused(command("spectrum", us_net, "--eval-dir", "/here"), "--eval-dir")
+    assert_refused(command("spectrum", us_net, "--data-dir", "/here"), "bundled")
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     answer = command("train", *TINY_RUN, "--out", tmp_path / "file" / "run")
-    assert_refused(answer, str(tmp_path / "file"), "cannot hold results", "--out")
+    assert_refused(answer, str(tmp_path / "file"), "--out")
 
 
 def test_what_the_system_refuses_is_one_line_and_code_1(
@@ -474,9 +473,9 @@ def test_what_the_system_refuses_is_one_line_and_code_1(
     monkeypatch.setattr(Run, "create", refuse)
     answer = command("train", *TINY_RUN, "--out", tmp_path / "run")
     assert answer.code == 1
-    assert answer.errors == f"anywidth: Permission denied: {tmp_path / 'run'}\n"
+    assert_one_line(answer, "denied", str(tmp_path / "run"))
 
 
 def test_a_real_process_ends_in_one_line_and_code_2(tmp_path: Path) -> None:
     done = anywidth("spectrum", tmp_path)
-    assert_refused(Answer(done.returncode, done.stdout, done.stderr), "anywidth: ", "not a run")
+    assert_refused(Answer(done.returncode, done.stdout, done.stderr), "anywidth: ", str(tmp_path))

