@@ -7,15 +7,16 @@ import csv
 import importlib.util
 import io
 import logging
-import os
-import socket
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from anywidth.errors import AnywidthError
 from anywidth.files import errors_that_name, read_bytes, write_atomically
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 Number = int | float
 
@@ -47,7 +48,7 @@ class MetricsLog:
                 "training logs for TensorBoard too, which is not installed: pip install tensorboard"
             )
         self._tensorboard = None if tensorboard is None else Path(tensorboard)
-        self._events: _Events | None = None
+        self._events: SummaryWriter | None = None
         self._purge_step: int | None = None
         self._columns: list[str] = ["step"]
         self._last_step: int | None = None
@@ -94,7 +95,8 @@ class MetricsLog:
     def close(self) -> None:
         """Writes out pending events; the log can still be appended to."""
         if self._events is not None:
-            self._events.close()
+            with contextlib.suppress(OSError):  # every row was flushed, or has failed already
+                self._events.close()
             self._events = None
 
     def __enter__(self) -> MetricsLog:
@@ -120,9 +122,13 @@ class MetricsLog:
             return
         try:
             if self._events is None:
-                self._events = _Events(self._tensorboard, self._purge_step)
+                from torch.utils.tensorboard import SummaryWriter
+
+                self._events = SummaryWriter(self._tensorboard, purge_step=self._purge_step)
                 self._purge_step = None
-            self._events.write(step, values)
+            for name, value in values.items():
+                self._events.add_scalar(name, value, step)
+            self._events.flush()
         except OSError as error:
             logger.warning(
                 "%s: cannot be written (%s); training goes on without TensorBoard",
@@ -195,40 +201,3 @@ def _checked(name: str, value: Number) -> Number:
         f"{name!r} is {type(value).__name__}; give a Python number "
         "(tensor.item(), where the wait is affordable; a step is an int)"
     )
-
-
-class _Events:
-    """A file of TensorBoard events, written at once: its own writer fails in a thread of its own.
-
-    Args:
-        folder: that TensorBoard is shown.
-        purge_step: events of earlier files are hidden from this step on; None hides none.
-    """
-
-    def __init__(self, folder: Path, purge_step: int | None) -> None:
-        from tensorboard.compat.proto.event_pb2 import SessionLog
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
-        self._records = RecordWriter(open(folder / name, "ab"))  # noqa: SIM115
-        self._add(file_version="brain.Event:2")
-        if purge_step is not None:
-            self._add(step=purge_step, session_log=SessionLog(status=SessionLog.START))
-
-    def write(self, step: int, values: Mapping[str, Number]) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        for name, value in values.items():
-            scalar = Summary.Value(tag=name, simple_value=value)
-            self._add(step=step, summary=Summary(value=[scalar]))
-        self._records.flush()
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):  # every row was flushed, or has failed already
-            self._records.close()
-
-    def _add(self, **fields: object) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-
-        self._records.write(Event(wall_time=time.time(), **fields).SerializeToString())

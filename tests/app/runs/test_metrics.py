@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import sys
+import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -140,6 +141,7 @@ def test_tensorboard_shows_what_the_file_holds(tmp_path: Path) -> None:
         for step in range(6):
             log.append(step, {"loss/1.0": float(step)})
             assert shown()[-1] == (step, step)  # flushed: a kill would not lose it
+    time.sleep(1.1)  # TensorBoard reads files by name, which holds the second they were begun in
     with MetricsLog(tmp_path / "metrics.csv", tmp_path / "tensorboard") as log:
         log.truncate_after(2)
         for step in range(3, 5):
