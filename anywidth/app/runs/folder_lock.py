@@ -22,10 +22,14 @@ class FolderLock:
 _held: weakref.WeakValueDictionary[Path, FolderLock] = weakref.WeakValueDictionary()
 
 
-def lock_folder(folder: Path) -> FolderLock | None:
+def lock_folder(folder: Path, *, wait: bool = False) -> FolderLock | None:
     """Claims a folder for this process, or says that another one has it.
 
     Within a process all callers share the lock. None where the system or the disk has no locks.
+
+    Args:
+        folder: to claim.
+        wait: until the other process lets go of it, rather than raise an error.
     """
     if os.name != "posix":
         return None
@@ -37,7 +41,7 @@ def lock_folder(folder: Path) -> FolderLock | None:
         return lock
     descriptor = os.open(place, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         os.close(descriptor)
         raise AnywidthError(

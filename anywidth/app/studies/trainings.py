@@ -9,16 +9,15 @@ A training whose measurements are all there needs nothing else: its weights may 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from anywidth.app.runs.folder_lock import lock_folder
 from anywidth.app.runs.run import Run
 from anywidth.app.studies.measuring import image_count, measure
 from anywidth.app.studies.pieces import check_same, open_run, train_piece
@@ -32,7 +31,7 @@ from anywidth.app.tasks.classification.task import (
 )
 from anywidth.distributed import local_device
 from anywidth.errors import AnywidthError
-from anywidth.files import read_json, remove, write_json
+from anywidth.files import make_folder, read_json, remove, write_json
 from anywidth.measuring.spectra import Spectrum
 
 _VERSION = 1
@@ -112,36 +111,37 @@ def run_folder(out: Path, training: Training, seed: int) -> Path:
 
 def work_on(job: Job) -> bool:
     """Trains and measures what is missing; false if the training was interrupted."""
-    with _alone(job):
-        missing = job.missing()
-        if not missing:
-            return True
-        run = open_run(job.folder, job.config, job.unread)
-        is_done, _ = train_piece(run, job.config, train_run)
-        if not is_done:
-            return False
-        free_memory()
-        _check_weights(run, missing)
-        device = local_device(job.config.device)
-        opened = open_trained(job.folder, job.config.device, with_data=False)
-        data = load_data(job.config, device)
-        trained = dataclasses.replace(opened, config=job.config, data=data)
-        (job.folder / "measurements").mkdir(exist_ok=True)
-        for measurement in missing:
-            found = measure(trained, measurement, job.training.network)
-            write_json(
-                _file(job.folder, measurement),
-                {
-                    "version": _VERSION,
-                    **provenance(device),
-                    "images": image_count(trained, measurement),
-                    "test_images": data.validation.samples,
-                    "spectra": {part: one.to_json() for part, one in found.items()},
-                },
-            )
-        checkpoints = job.folder / "checkpoints"
-        if checkpoints.is_dir():
-            remove(checkpoints)  # twice the size of the finished network, which has all of it
+    make_folder(job.folder)
+    _lock = lock_folder(job.folder, wait=True)  # a run has one writer
+    missing = job.missing()
+    if not missing:
+        return True
+    run = open_run(job.folder, job.config, job.unread)
+    is_done, _ = train_piece(run, job.config, train_run)
+    if not is_done:
+        return False
+    free_memory()
+    _check_weights(run, missing)
+    device = local_device(job.config.device)
+    opened = open_trained(job.folder, job.config.device, with_data=False)
+    data = load_data(job.config, device)
+    trained = dataclasses.replace(opened, config=job.config, data=data)
+    (job.folder / "measurements").mkdir(exist_ok=True)
+    for measurement in missing:
+        found = measure(trained, measurement, job.training.network)
+        write_json(
+            _file(job.folder, measurement),
+            {
+                "version": _VERSION,
+                **provenance(device),
+                "images": image_count(trained, measurement),
+                "test_images": data.validation.samples,
+                "spectra": {part: one.to_json() for part, one in found.items()},
+            },
+        )
+    checkpoints = job.folder / "checkpoints"
+    if checkpoints.is_dir():
+        remove(checkpoints)  # twice the size of the finished network, which has all of it
     return True
 
 
@@ -210,21 +210,3 @@ def _check_weights(run: Run, missing: Iterable[Measurement]) -> None:
             f"{', '.join(m.name for m in missing)} cannot be measured; remove the folder to train "
             "it again"
         )
-
-
-@contextlib.contextmanager
-def _alone(job: Job) -> Iterator[None]:
-    """Waits until no other process works on the job: a run has one writer.
-
-    The system lets go of the lock when its holder dies, however it dies.
-    """
-    if os.name != "posix":
-        yield
-        return
-    import fcntl
-
-    locks = job.out / "locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    with open(locks / job.name, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -16,6 +16,7 @@ import pytest
 import torch
 from checkpointed_runs import Settings, run_with, tensors_at
 
+from anywidth.app.runs.folder_lock import lock_folder
 from anywidth.app.runs.random_state import capture_random_state, restore_random_state
 from anywidth.app.runs.run import Run
 from anywidth.app.runs.settings import from_json
@@ -126,6 +127,24 @@ def test_a_run_has_one_writer(tmp_path: Path) -> None:
     del again
     assert other().returncode == 0, "a worker that lives on holds the run"
     child.kill()
+
+
+def test_who_waits_for_a_folder_gets_it_once_it_is_free(tmp_path: Path) -> None:
+    lock = lock_folder(tmp_path)
+    code = (
+        "import pathlib, sys; from anywidth.app.runs.folder_lock import lock_folder\n"
+        "print('waiting', flush=True)\n"
+        "held = lock_folder(pathlib.Path(sys.argv[1]), wait=True); print('held')"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "waiting\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(0.5)
+        del lock
+        assert other.wait(60) == 0
+        assert other.stdout.read() == "held\n"
 
 
 def test_errors_of_a_run_name_the_file(tmp_path: Path) -> None:
