@@ -245,7 +245,7 @@ def test_folding_bakes_weight_norm(wrap) -> None:
 
 def test_uncalibrated_extraction_warns() -> None:
     model = convert(network(), torch.randn(IMAGE))
-    with pytest.warns(UserWarning, match="not calibrated"):
+    with pytest.warns(UserWarning, match="calibrated"):
         aw.extract(model, 0.5)
 
 
