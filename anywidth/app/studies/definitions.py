@@ -75,9 +75,13 @@ STUDIES: tuple[Study, ...] = (
         pictures=(
             Picture(
                 "main-figure-1",
-                "One US-MobileNet v1, four individual MobileNets v1",
+                "One MobileNet v1 for all widths, four trained for one width each",
                 MOBILENET_V1,
                 ("US-Net", "I-Net"),
+                {
+                    "US-Net": "one network for all widths (US-Net)",
+                    "I-Net": "trained for one width alone (I-Net)",
+                },
             ),
             Picture(
                 "main-figure-3-mobilenet_v1",

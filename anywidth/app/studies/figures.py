@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,9 @@ def draw(picture: Picture, results: Results, out: Path) -> list[Path]:
 def study_figure(picture: Picture, results: Results) -> Figure:
     """The figure that `draw` writes; call it inside `style()`."""
     by_seed = [results.seeds((picture.network.name, label)) for label in picture.labels]
-    figure = spectra_figure([mean_spectrum(one) for one in by_seed], METRIC, picture.title)
+    means = [mean_spectrum(one) for one in by_seed]
+    named = [replace(mean, name=picture.legend.get(mean.name, mean.name)) for mean in means]
+    figure = spectra_figure(named, METRIC, picture.title)
     axes = figure.axes[0]
     # A line was drawn for each setting, in their order, its points sorted by their cost.
     for drawn, one in zip(axes.lines, by_seed, strict=True):

@@ -96,12 +96,21 @@ class Setting:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure: some settings of one network."""
+    """A figure: some settings of one network.
+
+    Args:
+        file: name of the files, without the suffix.
+        title: stands above the figure.
+        network: the network drawn.
+        labels: the settings drawn, by their labels.
+        legend: longer names for some of the labels.
+    """
 
     file: str
     title: str
     network: Network
     labels: tuple[str, ...]
+    legend: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
