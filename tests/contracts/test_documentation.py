@@ -30,6 +30,11 @@ def test_links_and_paths_lead_somewhere(page: Path) -> None:
     text = page.read_text()
     links = [link for link in re.findall(r"\]\(([^)#]+)", text) if not link.startswith("http")]
     assert [link for link in links if not (page.parent / link).exists()] == []
+    headings = [
+        re.sub(r"[^\w -]", "", line.lower()) for line in re.findall(r"^#+ (.*)", text, re.M)
+    ]
+    anchors = {heading.replace(" ", "-") for heading in headings}
+    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= anchors
     paths = re.findall(rf"`((?:{FOLDERS})/[\w./-]+)`", text)
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
