@@ -21,8 +21,9 @@ from anywidth.errors import AnywidthError
 
 # The header of a safetensors file starts with its length in this many bytes.
 _LENGTH_BYTES = 8
-# Under which name a file keeps the checksum of its content.
-_SEAL = "anywidth.sha256"
+# Under which name a file keeps its checksum, in hexadecimal digits, and after it its metadata.
+# One name alone, as safetensors writes several in a random order.
+_OURS, _DIGITS = "anywidth.metadata", 64
 
 
 def write_atomically(
@@ -203,11 +204,6 @@ def encode_tensors(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None, path: Path
 ) -> bytes:
     """The bytes of a safetensors file; `path` is only named in errors."""
-    for key, value in (metadata or {}).items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise AnywidthError(
-                f"{path}: metadata {key!r}: {value!r} must be text; use json.dumps for other values"
-            )
     plain: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, given in tensors.items():
@@ -222,8 +218,9 @@ def encode_tensors(
         storage = tensor.untyped_storage().data_ptr()
         plain[name] = tensor.clone() if storage in storages else tensor
         storages.add(storage)
+    text = json.dumps(dict(metadata or {}), sort_keys=True)
     try:
-        return _sealed(safetensors.torch.save(plain, metadata=dict(metadata) if metadata else None))
+        return safetensors.torch.save(plain, metadata={_OURS: _checksum(plain, text) + text})
     except (SafetensorError, KeyError, ValueError) as error:
         kinds = sorted({str(tensor.dtype) for tensor in plain.values()})
         raise AnywidthError(
@@ -233,37 +230,33 @@ def encode_tensors(
 
 def decode_tensors(data: bytes, path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata from a safetensors file's bytes; `path` is only named in errors."""
-    header = _read_header(data, path)
+    if data.startswith((b"PK\x03\x04", b"\x80")) and data[_LENGTH_BYTES:][:1] != b"{":
+        raise AnywidthError(
+            f"{path}: a file of torch.save (pickle), which can execute code and is not read; "
+            "convert it with torch.load(..., weights_only=True) and anywidth.files.save_tensors"
+        )
     try:
-        tensors = safetensors.torch.load(data)
+        # safetensors hands them back in a random order.
+        tensors = dict(sorted(safetensors.torch.load(data).items()))
     except (SafetensorError, KeyError, ValueError) as error:
-        raise AnywidthError(f"{path}: not a valid safetensors file ({error})") from error
-    metadata = dict(header.get("__metadata__") or {})
-    seal = metadata.pop(_SEAL, None)
-    if seal is not None and seal != _checksum(header, data):
+        raise AnywidthError(f"{path}: truncated or not a safetensors file ({error})") from error
+    start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+    held = dict(json.loads(data[_LENGTH_BYTES:start]).get("__metadata__") or {})
+    if _OURS not in held:  # a file of others
+        return tensors, held
+    expected, text = held[_OURS][:_DIGITS], held[_OURS][_DIGITS:]
+    if expected != _checksum(tensors, text):
         raise AnywidthError(
             f"{path}: damaged, for its content does not fit its checksum; restore it from a copy"
         )
-    # safetensors hands them back in a random order.
-    return dict(sorted(tensors.items())), metadata
+    return tensors, json.loads(text)
 
 
-def _sealed(data: bytes) -> bytes:
-    """A safetensors file with a checksum of everything else among its metadata."""
-    start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
-    header = json.loads(data[_LENGTH_BYTES:start])
-    header.setdefault("__metadata__", {})[_SEAL] = _checksum(header, data)
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _LENGTH_BYTES)  # tensors begin at a multiple of it
-    return len(text).to_bytes(_LENGTH_BYTES, "little") + text + data[start:]
-
-
-def _checksum(header: Mapping[str, Any], data: bytes) -> str:
-    start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
-    metadata = {k: v for k, v in (header.get("__metadata__") or {}).items() if k != _SEAL}
-    rest = {**header, "__metadata__": metadata}
-    found = hashlib.sha256(json.dumps(rest, sort_keys=True).encode())
-    found.update(memoryview(data)[start:])
+def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
+    found = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name}, {tensor.dtype}, {tuple(tensor.shape)}:".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 
@@ -296,34 +289,6 @@ def unflatten_state(tensors: Mapping[str, Tensor], structure: Any) -> Any:
         return tensor
     laid_out = torch.empty_strided(tensor.shape, structure["stride"], dtype=tensor.dtype)
     return laid_out.copy_(tensor)
-
-
-def _read_header(data: bytes, path: Path) -> dict[str, Any]:
-    """The header, checked against the file's length so that the message can say what happened."""
-    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
-    start = _LENGTH_BYTES + length
-    if data[_LENGTH_BYTES : _LENGTH_BYTES + 1] != b"{":
-        if data.startswith((b"PK\x03\x04", b"\x80")):
-            raise AnywidthError(
-                f"{path}: a file of torch.save (pickle), which can execute code and is not read; "
-                "convert it with torch.load(..., weights_only=True) and anywidth.files.save_tensors"
-            )
-        raise AnywidthError(f"{path}: {len(data)} bytes that are not a safetensors file")
-    if len(data) < start:
-        raise AnywidthError(
-            f"{path}: truncated or not a safetensors file: {len(data)} bytes are there and the "
-            f"header alone needs {start}"
-        )
-    try:
-        header: dict[str, Any] = json.loads(data[_LENGTH_BYTES:start])
-        entries = [entry for name, entry in header.items() if name != "__metadata__"]
-        expected = start + max((int(entry["data_offsets"][1]) for entry in entries), default=0)
-    except (ValueError, AttributeError, KeyError, TypeError, IndexError, RecursionError) as error:
-        raise AnywidthError(f"{path}: not a safetensors file (bad header: {error})") from error
-    if len(data) != expected:
-        kind = "truncated" if len(data) < expected else "something was appended"
-        raise AnywidthError(f"{path}: {kind}: {len(data)} bytes are there, expected {expected}")
-    return header
 
 
 def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:

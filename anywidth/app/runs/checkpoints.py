@@ -3,8 +3,8 @@
     CHECKPOINTS/step-000001234/      a file a part (model, optimizer, ...) and manifest.json
 
 One is built under a temporary name and renamed once it is on the disk, and it is only used if every
-file has the size and checksum in its manifest. So a kill at any moment costs the steps since the
-last checkpoint and nothing else.
+file is whole and of the manifest's step. So a kill at any moment costs the steps since the last
+checkpoint and nothing else.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from torch import Tensor
 
 from anywidth.errors import AnywidthError
 from anywidth.files import (
-    decode_tensors,
     encode_tensors,
     errors_that_name,
-    read_bytes,
+    load_tensors,
     read_json,
     remove,
     sync_folder,
@@ -42,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 LAYOUT_VERSION = 1
 _MANIFEST = "manifest.json"
+# Under which name a part keeps its checkpoint's step.
+_OF_STEP = "anywidth.step"
 _STEP = re.compile(r"step-(\d+)(?:\.(\d+))?")
 
 
@@ -100,12 +101,12 @@ class Checkpoints:
         try:
             with errors_that_name(folder):
                 temporary.mkdir()
-            files = {}
             for part, values in tensors.items():
                 name = part_file(part)
-                data = encode_tensors(values, metadata.get(part), folder / name)
+                text = {**metadata.get(part, {}), _OF_STEP: str(step)}
+                data = encode_tensors(values, text, folder / name)
                 write_atomically(temporary / name, data, named=folder / name)
-                files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            files = [part_file(part) for part in tensors]
             manifest = {"version": LAYOUT_VERSION, "step": step, "files": files, "state": state}
             checked = {"sha256": checksum_of(manifest), **manifest}
             write_json(temporary / _MANIFEST, checked, named=folder / _MANIFEST)
@@ -205,12 +206,9 @@ def _read_checkpoint(folder: Path) -> Checkpoint:
     if checksum_of(manifest) != expected:
         raise AnywidthError(f"{path}: its content does not fit its checksum")
     tensors, metadata = {}, {}
-    for name, entry in manifest["files"].items():
+    for name in manifest["files"]:
         path = folder / name
-        data = read_bytes(path)
-        if len(data) != entry["bytes"]:
-            raise AnywidthError(f"{path}: {len(data)} bytes; its manifest says {entry['bytes']}")
-        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-            raise AnywidthError(f"{path}: its content does not fit its checksum")
-        tensors[path.stem], metadata[path.stem] = decode_tensors(data, path)
+        tensors[path.stem], metadata[path.stem] = load_tensors(path)
+        if metadata[path.stem].pop(_OF_STEP, None) not in (None, str(manifest["step"])):
+            raise AnywidthError(f"{path}: of another checkpoint")
     return Checkpoint(manifest["step"], tensors, metadata, manifest["state"])

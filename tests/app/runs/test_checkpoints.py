@@ -133,7 +133,7 @@ def test_a_whole_file_of_another_checkpoint_is_refused(
     run = run_with(tmp_path, 10, 20)
     exchange_for_another_step(tmp_path / "checkpoints" / "step-000000020" / "model.safetensors")
     assert_is_step(run, 10)
-    assert one_line(caplog, r"model\.safetensors: its content does not fit")
+    assert one_line(caplog, r"model\.safetensors: of another checkpoint")
 
 
 def count_further(manifest: dict[str, Any]) -> None:
