@@ -54,12 +54,12 @@ def errors(job: tuple[str, int, str, dict[str, str], Path]) -> tuple[str, int, d
     """Top-1 errors by width of one network and seed."""
     name, seed, device, changes, runs = job
     torch.set_num_threads(1)
-    config = dataclasses.replace(
+    settings = dataclasses.replace(
         override(fashion_mnist_demo(), changes), seed=seed, device=device, **NETWORKS[name]
     )
     folder = runs / f"{name.lower().replace(',', '').replace(' ', '-')}-{seed}"
-    run = open_run(folder, config, {"device"}, option="--runs")
-    train_piece(run, config, train_run)
+    run = open_run(folder, settings, {"device"}, option="--runs")
+    train_piece(run, settings, train_run)
     trained = open_trained(folder, device)
     # The I-Net at full width is also run narrower: the control.
     widths = [1.0] if name == "I-Net 0.25" else WIDTHS

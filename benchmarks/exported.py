@@ -96,7 +96,7 @@ def main() -> None:
         figures = {
             **provenance(torch.device("cpu")),
             "onnxruntime": onnxruntime.__version__,
-            "run": trained.run.config_data,
+            "run": trained.run.settings_data,
             "widths": found,
         }
         arguments.out.parent.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ from anywidth.app.showing.spectrum_tables import format_count
 from anywidth.app.studies.pieces import open_run, read_pieces, steps_per_second, train_piece
 from anywidth.app.studies.provenance import provenance
 from anywidth.app.tasks.recipes import recipe
-from anywidth.app.tasks.reinforcement.task import ReinforcementConfig, open_trained, train_run
+from anywidth.app.tasks.reinforcement.task import ReinforcementSettings, open_trained, train_run
 from anywidth.distributed import local_device
 from anywidth.errors import AnywidthError
 from anywidth.files import read_json, write_atomically, write_json
@@ -70,17 +70,17 @@ class Row:
 # ---- training and evaluating one network ---------------------------------------------------------
 
 
-def config_of(name: str, seed: int, options: argparse.Namespace) -> ReinforcementConfig:
-    config = recipe(options.recipe)
-    if not isinstance(config, ReinforcementConfig):
+def settings_of(name: str, seed: int, options: argparse.Namespace) -> ReinforcementSettings:
+    settings = recipe(options.recipe)
+    if not isinstance(settings, ReinforcementSettings):
         raise AnywidthError(f"--recipe {options.recipe}: expected rl or rl_breakout")
     changes = {"steps": options.steps, "seed": seed, "device": options.device}
     given = {field: str(value) for field, value in changes.items() if value is not None}
-    config = override(config, {**given, **dict(options.set), **NETWORKS[name]})
+    settings = override(settings, {**given, **dict(options.set), **NETWORKS[name]})
     points = max(1, options.points)
-    rollouts = math.ceil(config.steps / (config.environments * config.rollout))
+    rollouts = math.ceil(settings.steps / (settings.environments * settings.rollout))
     every = {"validate_every": str(math.ceil(rollouts / points))}
-    return config if "validate_every" in dict(options.set) else override(config, every)
+    return settings if "validate_every" in dict(options.set) else override(settings, every)
 
 
 def folder_of(name: str, seed: int, options: argparse.Namespace) -> Path:
@@ -91,19 +91,19 @@ def train_network(
     name: str, seed: int, options: argparse.Namespace, deadline: float | None
 ) -> bool:
     """Trains a network until it is done or time is up; whether it is done."""
-    config = config_of(name, seed, options)
-    run = open_run(folder_of(name, seed, options), config, CIRCUMSTANCES)
-    is_done, piece = train_piece(run, config, train_run, deadline)
+    settings = settings_of(name, seed, options)
+    run = open_run(folder_of(name, seed, options), settings, CIRCUMSTANCES)
+    is_done, piece = train_piece(run, settings, train_run, deadline)
     if piece["steps"]:
-        agent_steps = int(piece["steps"] * agent_steps_of_update(config))
+        agent_steps = int(piece["steps"] * agent_steps_of_update(settings))
         pace = agent_steps / piece["seconds"]
         print(f"{run.folder.name}: {agent_steps:,} agent steps, {pace:,.0f} a second")
     return is_done
 
 
-def agent_steps_of_update(config: ReinforcementConfig) -> float:
+def agent_steps_of_update(settings: ReinforcementSettings) -> float:
     """Every observation is in `epochs` updates."""
-    return config.batch_size / config.epochs
+    return settings.batch_size / settings.epochs
 
 
 def missing_games(name: str, seed: int, options: argparse.Namespace) -> list[str]:
@@ -120,7 +120,7 @@ def evaluate_network(name: str, seed: int, options: argparse.Namespace) -> None:
         return
     trained = open_trained(folder_of(name, seed, options), options.device)
     if SPECTRUM in missing:
-        widths = [1.0] if trained.config.method == "i" else list(WIDTHS)
+        widths = [1.0] if trained.settings.method == "i" else list(WIDTHS)
         run_spectrum(trained, widths, measure_latency=False)
     if SLICED in missing:
         found = spectrum(trained.model, trained.evaluate, WIDTHS, name="sliced", kind="control")
@@ -199,22 +199,22 @@ def facts_of(options: argparse.Namespace) -> dict[str, Any]:
         for seed in options.seeds
         if ((folder := folder_of(name, seed, options)) / "config.json").exists()
     ]
-    config = config_of("us", options.seeds[0], options)
+    settings = settings_of("us", options.seeds[0], options)
     return {
         "command": shlex.join(["python", "-m", "benchmarks.reinforcement", *sys.argv[1:]]),
         **provenance(local_device(options.device)),
         "cores": os.cpu_count(),
-        "environment": config.environment,
-        "agent_steps": config.steps,
-        "games": config.evaluation_games,
+        "environment": settings.environment,
+        "agent_steps": settings.steps,
+        "games": settings.evaluation_games,
         "seeds": list(options.seeds),
         "agent_steps_per_second": {
             folder.name: round(
-                steps_per_second(read_pieces(folder)) * agent_steps_of_update(config), 1
+                steps_per_second(read_pieces(folder)) * agent_steps_of_update(settings), 1
             )
             for folder in folders
         },
-        "configuration": to_json(config),
+        "configuration": to_json(settings),
     }
 
 

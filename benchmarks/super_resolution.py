@@ -33,7 +33,7 @@ from anywidth.app.showing.spectrum_tables import format_count
 from anywidth.app.studies.pieces import open_run, read_pieces, steps_per_second, train_piece
 from anywidth.app.studies.provenance import provenance
 from anywidth.app.tasks.super_resolution.task import (
-    SuperResolutionConfig,
+    SuperResolutionSettings,
     load_evaluation_sets,
     open_trained,
     train_run,
@@ -79,10 +79,10 @@ class Row:
 # ---- training and evaluating one network ---------------------------------------------------------
 
 
-def config_of(name: str, options: argparse.Namespace) -> SuperResolutionConfig:
+def settings_of(name: str, options: argparse.Namespace) -> SuperResolutionSettings:
     epochs = max(1, options.steps // 1000)
     choices = {"truth": options.truth, **NETWORKS[name]}
-    return SuperResolutionConfig(
+    return SuperResolutionSettings(
         channels=options.channels,
         blocks=options.blocks,
         data_dir=options.train,
@@ -105,9 +105,9 @@ def config_of(name: str, options: argparse.Namespace) -> SuperResolutionConfig:
 
 def train_network(name: str, options: argparse.Namespace, deadline: float | None) -> bool:
     """Trains a network until it is done or time is up; whether it is done."""
-    config = config_of(name, options)
-    run = open_run(options.out / name, config)
-    is_done, piece = train_piece(run, config, train_run, deadline)
+    settings = settings_of(name, options)
+    run = open_run(options.out / name, settings)
+    is_done, piece = train_piece(run, settings, train_run, deadline)
     if piece["steps"]:
         pace = options.batch_size * steps_per_second([piece])
         print(f"{name}: {piece['steps']} steps, {pace:,.0f} patches/s")
@@ -117,8 +117,8 @@ def train_network(name: str, options: argparse.Namespace, deadline: float | None
 def evaluate_network(name: str, options: argparse.Namespace) -> None:
     """Writes the run's spectrum, unless it is there already with these widths."""
     trained = open_trained(options.out / name, options.device)
-    widths = [1.0] if trained.config.method == "i" else parse_widths(options.widths)
-    wanted = [trained.config.width] if trained.config.method == "i" else widths
+    widths = [1.0] if trained.settings.method == "i" else parse_widths(options.widths)
+    wanted = [trained.settings.width] if trained.settings.method == "i" else widths
     if (trained.run.folder / "spectrum.json").exists():
         found = saved_spectrum(trained.run)
         if [point.width for point in found.points] == wanted:
@@ -147,7 +147,7 @@ def collect(options: argparse.Namespace) -> dict[str, Spectrum]:
 
 
 def rows_of(spectra: dict[str, Spectrum], options: argparse.Namespace) -> list[Row]:
-    sets = load_evaluation_sets(config_of("us", options))
+    sets = load_evaluation_sets(settings_of("us", options))
     rows = [Row("bicubic", None, None, None, None, evaluate_bicubic(sets))]
     for name, spectrum in spectra.items():
         for point in spectrum.points:
@@ -197,7 +197,7 @@ def facts_of(options: argparse.Namespace) -> dict[str, Any]:
         "engine": "CUDA graphs" if device.type == "cuda" else "eager",
         "truth": options.truth,
         "seed": options.seed,
-        "steps": config_of("us", options).epochs * config_of("us", options).steps_per_epoch,
+        "steps": settings_of("us", options).epochs * settings_of("us", options).steps_per_epoch,
         "parallel": options.parallel,
         "patches_per_second": {
             name: round(options.batch_size * steps_per_second(read_pieces(folder)), 1)

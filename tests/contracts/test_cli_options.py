@@ -9,7 +9,7 @@ import typer
 from typer.main import get_command
 
 from anywidth.app.commands.app import app
-from anywidth.app.tasks.classification.task import ClassificationConfig
+from anywidth.app.tasks.classification.task import ClassificationSettings
 
 OPTIONS = {
     "train": {"--out", "--epochs", "--seed", "--batch-size", "--device", "--resume", "--report",
@@ -78,7 +78,7 @@ def test_arguments_keep_their_order(name: str) -> None:
 
 
 def test_no_field_of_a_classification_run_is_missing() -> None:
-    fields = {field.name: field for field in dataclasses.fields(ClassificationConfig)}
+    fields = {field.name: field for field in dataclasses.fields(ClassificationSettings)}
     assert set(fields) >= FIELDS
     assert all(field.metadata.get("help") for field in fields.values())
-    assert ClassificationConfig.task == "classification"
+    assert ClassificationSettings.task == "classification"

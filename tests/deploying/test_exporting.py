@@ -28,10 +28,10 @@ of_each_format = pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
 MEAN, STD = [0.3], [0.2]
 
 
-def finished(folder: Path, config: Any, model: nn.Module, state: dict[str, Any]) -> Path:
+def finished(folder: Path, settings: Any, model: nn.Module, state: dict[str, Any]) -> Path:
     """A run that ended with the weights its network began with."""
     statistics, metadata = statistics_to_tensors(model)
-    Run.create(folder, config).save_final(
+    Run.create(folder, settings).save_final(
         {"model": model.state_dict(), "statistics": statistics},
         {"steps": 0, **state},
         metadata={"statistics": metadata},
@@ -42,25 +42,25 @@ def finished(folder: Path, config: Any, model: nn.Module, state: dict[str, Any])
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape = (1, 12, 12)
-    config = classification.ClassificationConfig(model="tiny_networks:tiny", divisor=4)
-    model = classification.build_model(config, 10, shape)
+    settings = classification.ClassificationSettings(model="tiny_networks:tiny", divisor=4)
+    model = classification.build_model(settings, 10, shape)
     aw.calibrate(model, [torch.randn(32, *shape) + 1], widths=[0.5])
     state = {"classes": list("abcdefghij"), "input_shape": shape, "mean": MEAN, "std": STD}
-    return finished(tmp_path_factory.mktemp("export") / "classifier", config, model, state)
+    return finished(tmp_path_factory.mktemp("export") / "classifier", settings, model, state)
 
 
 @pytest.fixture(scope="module")
 def upscaler(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = super_resolution.SuperResolutionConfig(channels=8, blocks=2)
-    model = super_resolution.build_model(config)
-    return finished(tmp_path_factory.mktemp("export") / "upscaler", config, model, {})
+    settings = super_resolution.SuperResolutionSettings(channels=8, blocks=2)
+    model = super_resolution.build_model(settings)
+    return finished(tmp_path_factory.mktemp("export") / "upscaler", settings, model, {})
 
 
 def policy(folder: Path, environment: str) -> Path:
-    config = reinforcement.ReinforcementConfig(environment=environment)
+    settings = reinforcement.ReinforcementSettings(environment=environment)
     actions, shape = policies.actions_and_shape(environment)
-    model = policies.build_model(config, actions, shape)
-    return finished(folder, config, model, {"actions": actions, "observation_shape": shape})
+    model = policies.build_model(settings, actions, shape)
+    return finished(folder, settings, model, {"actions": actions, "observation_shape": shape})
 
 
 def write(run: Path, path: Path, width: float) -> str:

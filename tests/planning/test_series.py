@@ -8,7 +8,7 @@ import pytest
 from command_line import command, succeed
 
 from anywidth.app.runs.run import Run
-from anywidth.app.tasks.classification.task import ClassificationConfig
+from anywidth.app.tasks.classification.task import ClassificationSettings
 from anywidth.files import write_json
 from anywidth.measuring.spectra import Spectrum, SpectrumPoint
 from anywidth.width import ChannelConfig
@@ -16,13 +16,13 @@ from anywidth.width import ChannelConfig
 
 def with_spectrum(folder: Path, error: float, **changes: object) -> Path:
     """A run that has a spectrum, whatever it was trained like."""
-    config = ClassificationConfig(**changes)
-    width = config.width if config.method == "i" else 1.0
-    name = f"{config.method.upper()}-net"
+    settings = ClassificationSettings(**changes)
+    width = settings.width if settings.method == "i" else 1.0
+    name = f"{settings.method.upper()}-net"
     point = SpectrumPoint(width, ChannelConfig(()), round(1000 * width), 10, {"top1_error": error})
     write_json(
-        Run.create(folder, config).folder / "spectrum.json",
-        Spectrum(name, (point,), config.method).to_json(),
+        Run.create(folder, settings).folder / "spectrum.json",
+        Spectrum(name, (point,), settings.method).to_json(),
     )
     return folder
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 import anywidth as aw
 from anywidth._version import __version__
 from anywidth.app.runs.run import Run
-from anywidth.app.tasks.classification.task import ClassificationConfig
-from anywidth.app.tasks.recipes import TrainingConfig
-from anywidth.app.tasks.super_resolution.task import SuperResolutionConfig
+from anywidth.app.tasks.classification.task import ClassificationSettings
+from anywidth.app.tasks.recipes import AnySettings
+from anywidth.app.tasks.super_resolution.task import SuperResolutionSettings
 from anywidth.slimming.convert import track_statistics
 
 
@@ -335,12 +335,12 @@ def test_what_a_recipe_brings_or_asks_for_nothing_is_no_mistake(
     assert answer == (0, "", "")
 
 
-@pytest.mark.parametrize("config", [ClassificationConfig(), SuperResolutionConfig()])
-def test_every_number_has_a_range(config: TrainingConfig) -> None:
+@pytest.mark.parametrize("settings", [ClassificationSettings(), SuperResolutionSettings()])
+def test_every_number_has_a_range(settings: AnySettings) -> None:
     # The scale is checked with the pictures, which say more about it.
     numbers = {
         field.name: field
-        for field in dataclasses.fields(config)
+        for field in dataclasses.fields(settings)
         if re.match("(tuple\\[)?(int|float)", str(field.type)) and field.name != "scale"
     }
     assert {name for name, field in numbers.items() if "range" not in field.metadata} == set()
@@ -381,14 +381,14 @@ def test_show_lists_the_values_a_field_takes(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_resumed_run_may_skip_damaged_files_and_take_other_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[ClassificationConfig] = []
+    seen: list[ClassificationSettings] = []
 
-    def train(config: ClassificationConfig, folder: Path, is_new: bool) -> bool:
-        seen.append(config)
+    def train(settings: ClassificationSettings, folder: Path, is_new: bool) -> bool:
+        seen.append(settings)
         return False
 
     monkeypatch.setattr("anywidth.app.commands.train._train", train)
-    begun = ClassificationConfig(epochs=3, width=1.0, device="cpu")
+    begun = ClassificationSettings(epochs=3, width=1.0, device="cpu")
     Run.create(tmp_path / "run", begun)
     options = ("--skip-corrupt", "--workers", "2")
     answer = command("train", "--resume", tmp_path / "run", *options)

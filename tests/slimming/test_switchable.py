@@ -12,7 +12,7 @@ from tiny_networks import converted, images_and_labels, tiny
 from torch import nn
 
 import anywidth as aw
-from anywidth.app.tasks.classification.task import ClassificationConfig, build_model, sampling_of
+from anywidth.app.tasks.classification.task import ClassificationSettings, build_model, sampling_of
 from anywidth.slimming.convert import track_statistics
 from anywidth.slimming.switchable import add_private_affine
 from anywidth.training.calibration import load_statistics, statistics_to_tensors
@@ -129,8 +129,8 @@ def test_a_network_without_batch_norm_is_refused() -> None:
 
 
 def built(**options: object) -> nn.Module:
-    config = ClassificationConfig(model="mobilenet_v1", total_stride=16, **options)  # type: ignore[arg-type]
-    return build_model(config, 10, (1, 28, 28))
+    settings = ClassificationSettings(model="mobilenet_v1", total_stride=16, **options)  # type: ignore[arg-type]
+    return build_model(settings, 10, (1, 28, 28))
 
 
 def shapes(model: nn.Module) -> dict[str, Sequence[int]]:
@@ -154,17 +154,17 @@ def test_an_individual_network_is_built_at_its_width() -> None:
 
 
 def test_an_individual_network_trains_at_its_one_width() -> None:
-    config = ClassificationConfig(method="i", width=0.25)
+    settings = ClassificationSettings(method="i", width=0.25)
     narrow = built(method="i", width=0.25)
-    assert aw.sample_widths(narrow, 5, sampling_of(config)) == [aw.plan_of(narrow).full]
+    assert aw.sample_widths(narrow, 5, sampling_of(settings)) == [aw.plan_of(narrow).full]
 
 
 def test_a_slimmable_configuration_visits_its_switches() -> None:
-    config = ClassificationConfig(
+    settings = ClassificationSettings(
         model="tiny_networks:tiny", divisor=4, method="s", switches=(0.25, 1.0),
         private_affine=True,
     )  # fmt: skip
-    model = build_model(config, 10, (1, 12, 12))
+    model = build_model(settings, 10, (1, 12, 12))
     plan = aw.plan_of(model)
-    assert aw.sample_widths(model, 0, sampling_of(config)) == [plan.full, plan.narrowest]
+    assert aw.sample_widths(model, 0, sampling_of(settings)) == [plan.full, plan.narrowest]
     assert model[1].private_affine.weight[0].shape == (4,)  # type: ignore[index]

@@ -45,7 +45,7 @@ def play(
     with at_width(trained.model, chosen), console.status(f"Playing at width {shown}"):
         game = record_game(
             trained.model,
-            trained.config.environment,
+            trained.settings.environment,
             seed,
             greedy=greedy,
             most_steps=most_steps,

@@ -12,12 +12,12 @@ from anywidth.app.runs.run import MEND, Run
 from anywidth.app.showing.report import Section
 from anywidth.app.showing.results import Trained
 from anywidth.app.tasks import deployment
-from anywidth.app.tasks.classification import config as classification_config
+from anywidth.app.tasks.classification import settings as classification_settings
 from anywidth.app.tasks.classification import task as classification
-from anywidth.app.tasks.recipes import TrainingConfig
-from anywidth.app.tasks.reinforcement import config as reinforcement_config
+from anywidth.app.tasks.recipes import AnySettings
+from anywidth.app.tasks.reinforcement import settings as reinforcement_settings
 from anywidth.app.tasks.reinforcement import task as reinforcement
-from anywidth.app.tasks.super_resolution import config as super_resolution_config
+from anywidth.app.tasks.super_resolution import settings as super_resolution_settings
 from anywidth.app.tasks.super_resolution import task as super_resolution
 from anywidth.app.tasks.super_resolution.crops import crop_sections
 from anywidth.deploying.exporting import Deployment
@@ -35,7 +35,7 @@ class Task(Generic[TrainedType]):
     """What the commands need of a task.
 
     Args:
-        config: the class of its configurations.
+        settings: the class of its configurations.
         check: refuses a configuration that cannot be trained as it is.
         unread: configuration → fields that nothing reads, and why.
         train: (run, configuration) → whether training came to its end.
@@ -47,7 +47,7 @@ class Task(Generic[TrainedType]):
         sections_need_data: whether `sections` wants the run opened with its data.
     """
 
-    config: type[Any]
+    settings: type[Any]
     check: Callable[[Any], None]
     unread: Callable[[Any], dict[str, str]]
     train: Callable[[Run, Any], bool]
@@ -60,13 +60,13 @@ class Task(Generic[TrainedType]):
 
     @property
     def name(self) -> str:
-        return str(self.config.task)
+        return str(self.settings.task)
 
 
 CLASSIFICATION = Task(
-    classification_config.ClassificationConfig,
-    classification_config.check_choices,
-    classification_config.unread_fields,
+    classification_settings.ClassificationSettings,
+    classification_settings.check_choices,
+    classification_settings.unread_fields,
     classification.train_run,
     classification.open_trained,
     "anywidth train",
@@ -74,9 +74,9 @@ CLASSIFICATION = Task(
     deployment.deployed_classifier,
 )
 SUPER_RESOLUTION = Task(
-    super_resolution_config.SuperResolutionConfig,
-    super_resolution_config.check_choices,
-    super_resolution_config.unread_fields,
+    super_resolution_settings.SuperResolutionSettings,
+    super_resolution_settings.check_choices,
+    super_resolution_settings.unread_fields,
     super_resolution.train_run,
     super_resolution.open_trained,
     "anywidth train sr",
@@ -86,9 +86,9 @@ SUPER_RESOLUTION = Task(
     sections_need_data=True,
 )
 REINFORCEMENT = Task(
-    reinforcement_config.ReinforcementConfig,
-    reinforcement_config.check_choices,
-    reinforcement_config.unread_fields,
+    reinforcement_settings.ReinforcementSettings,
+    reinforcement_settings.check_choices,
+    reinforcement_settings.unread_fields,
     reinforcement.train_run,
     reinforcement.open_trained,
     "anywidth train rl",
@@ -124,19 +124,19 @@ def check_same_task(folders: Sequence[Path]) -> None:
             )
 
 
-def config_of(folder: Path) -> TrainingConfig:
+def settings_of(folder: Path) -> AnySettings:
     """The configuration a run was started with."""
     run = Run.open(folder)
-    config: TrainingConfig = run.read_config(_task(run).config)
-    return config
+    settings: AnySettings = run.read_settings(_task(run).settings)
+    return settings
 
 
 def _task(run: Run) -> Task[Any]:
     path = run.folder / "config.json"
-    if "task" not in run.config_data:
+    if "task" not in run.settings_data:
         raise AnywidthError(f"{path}: no task in it, so the run is damaged; {MEND}")
     try:
-        return task_named(run.config_data["task"])
+        return task_named(run.settings_data["task"])
     except AnywidthError as error:
         raise AnywidthError(f"{path}: {error}") from error
 
@@ -149,8 +149,8 @@ def open_trained(
     eval_dir: Path | None = None,
 ) -> Trained:
     """A finished run of any task, with its data where it lies now."""
-    config = moved(config_of(folder), data_dir, eval_dir)
-    trained: Trained = task_named(config.task).open(folder, device, with_data, config)
+    settings = moved(settings_of(folder), data_dir, eval_dir)
+    trained: Trained = task_named(settings.task).open(folder, device, with_data, settings)
     return trained
 
 

@@ -13,12 +13,12 @@ from rich.text import Text
 
 from anywidth.app.commands.output import console, say
 from anywidth.app.commands.places import anchored, moved
-from anywidth.app.commands.tasks import config_of, task_named
+from anywidth.app.commands.tasks import settings_of, task_named
 from anywidth.app.runs.run import Run
-from anywidth.app.runs.settings import Config, check_read, describe, override
+from anywidth.app.runs.settings import Settings, check_read, describe, override
 from anywidth.app.showing.results import run_report, run_spectrum, widths_to_calibrate
 from anywidth.app.showing.spectrum_tables import spectrum_table
-from anywidth.app.tasks.recipes import RECIPES, TrainingConfig, recipe
+from anywidth.app.tasks.recipes import RECIPES, AnySettings, recipe
 from anywidth.distributed import barrier, local_device, rank, start_processes, stop_processes
 from anywidth.errors import AnywidthError
 
@@ -97,31 +97,31 @@ def train(
         _refuse_changes(name, out, epochs, batch_size, seed, *_unchangeable(fields))
         places = {"device": device, "data-dir": data_dir, "eval-dir": eval_dir}
         changes = {field: str(value) for field, value in places.items() if value is not None}
-        config = override(moved(config_of(resume), data_dir, eval_dir), fields)
+        settings = override(moved(settings_of(resume), data_dir, eval_dir), fields)
         if device is not None:
-            config = override(config, {"device": device})
+            settings = override(settings, {"device": device})
         folder, go_on = resume, _resume_command(resume, {**changes, **fields})
     else:
         name = name or "fashion_mnist_demo"
         numbers = {"epochs": epochs, "batch_size": batch_size, "seed": seed}
         named = {**numbers, "device": device, "data_dir": data_dir, "eval_dir": eval_dir}
         changes = {field: str(value) for field, value in named.items() if value is not None}
-        config = anchored(override(recipe(name), {**fields, **changes}))
+        settings = anchored(override(recipe(name), {**fields, **changes}))
         folder = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         go_on = _resume_command(folder)
     if show:
-        _print_fields(config)
+        _print_fields(settings)
         return
-    task = task_named(config.task)
-    task.check(config)
+    task = task_named(settings.task)
+    task.check(settings)
     if resume is None:
-        check_read(config, [*fields, *changes], task.unread(config))
-    start_processes(local_device(config.device))
+        check_read(settings, [*fields, *changes], task.unread(settings))
+    start_processes(local_device(settings.device))
     try:
-        if not _train(config, folder, is_new=resume is None):
+        if not _train(settings, folder, is_new=resume is None):
             raise KeyboardInterrupt
         if report:
-            finish(folder, config)
+            finish(folder, settings)
     except KeyboardInterrupt:
         if not (folder / "config.json").is_file():
             raise
@@ -132,9 +132,9 @@ def train(
         stop_processes()
 
 
-def _train(config: TrainingConfig, folder: Path, is_new: bool) -> bool:
+def _train(settings: AnySettings, folder: Path, is_new: bool) -> bool:
     if rank() == 0:
-        run = Run.create(folder, config) if is_new else Run.open(folder, writing=True)
+        run = Run.create(folder, settings) if is_new else Run.open(folder, writing=True)
         say(f"Run: {folder}")
     barrier()
     if rank() != 0:
@@ -144,7 +144,7 @@ def _train(config: TrainingConfig, folder: Path, is_new: bool) -> bool:
             say("Training has finished already.")
         return True
     try:
-        return task_named(config.task).train(run, config)
+        return task_named(settings.task).train(run, settings)
     except Exception:
         if is_new and rank() == 0:
             _discard(run)
@@ -158,13 +158,13 @@ def _discard(run: Run) -> None:
         run.folder.rmdir()
 
 
-def finish(folder: Path, config: TrainingConfig) -> None:
+def finish(folder: Path, settings: AnySettings) -> None:
     """Calibrates all widths of a trained run, draws its spectrum and writes its report.
 
     All ranks calibrate; the first one goes on alone.
     """
-    task = task_named(config.task)
-    trained = task.open(folder, config.device, True, config)
+    task = task_named(settings.task)
+    trained = task.open(folder, settings.device, True, settings)
     if needed := widths_to_calibrate(trained, trained.widths):
         trained.calibrate(needed)
     is_first = rank() == 0
@@ -225,11 +225,11 @@ def _print_recipes() -> None:
     console.print(table)
 
 
-def _print_fields(config: Config) -> None:
+def _print_fields(settings: Settings) -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("option", "value", "meaning"):
         table.add_column(column)
-    for row in describe(config):
+    for row in describe(settings):
         meaning = f"{row.help}; {row.allowed}" if row.allowed else row.help
         table.add_row(f"--{row.name.replace('_', '-')}", Text(row.value), Text(meaning))
     console.print(table)

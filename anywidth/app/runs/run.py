@@ -29,7 +29,7 @@ from anywidth.app.runs.checkpoints import (
     part_file,
 )
 from anywidth.app.runs.folder_lock import FolderLock, lock_folder
-from anywidth.app.runs.settings import Config, ConfigType, from_json, to_json
+from anywidth.app.runs.settings import Settings, SettingsType, from_json, to_json
 from anywidth.errors import AnywidthError
 from anywidth.files import (
     encode_tensors,
@@ -55,9 +55,9 @@ _FINAL_PARTS = ("model", "statistics")
 class Run:
     """A run's folder, from `Run.create` or `Run.open`."""
 
-    def __init__(self, folder: Path, config_data: dict[str, Any], writing: bool) -> None:
+    def __init__(self, folder: Path, settings_data: dict[str, Any], writing: bool) -> None:
         self.folder = folder
-        self.config_data = config_data
+        self.settings_data = settings_data
         self.metrics_path = folder / "metrics.csv"
         self.tensorboard_folder = folder / "tensorboard"
         self.plots_folder = folder / "plots"
@@ -66,10 +66,10 @@ class Run:
         self._lock: FolderLock | None = None
 
     @classmethod
-    def create(cls, folder: str | Path, config: Config) -> Run:
+    def create(cls, folder: str | Path, settings: Settings) -> Run:
         """Starts a run in a new or empty folder and writes its configuration."""
         folder = Path(folder)
-        data = to_json(config)
+        data = to_json(settings)
         make_folder(folder)
         lock = lock_folder(folder)
         if not all(is_leftover(path) for path in folder.iterdir()):
@@ -108,10 +108,10 @@ class Run:
             remove_leftovers(folder / "checkpoints")
         return run
 
-    def read_config(self, kind: type[ConfigType]) -> ConfigType:
+    def read_settings(self, kind: type[SettingsType]) -> SettingsType:
         """The configuration in config.json; errors name the file."""
         try:
-            return from_json(kind, self.config_data)
+            return from_json(kind, self.settings_data)
         except AnywidthError as error:
             raise AnywidthError(f"{self.folder / 'config.json'}: {error}") from error
 

@@ -1,7 +1,7 @@
 """A task's configuration: one flat frozen dataclass, as JSON on disk and as text on a command line.
 
     @dataclass(frozen=True)
-    class ClassificationConfig:
+    class ClassificationSettings:
         task: ClassVar[str] = "classification"
         version: ClassVar[int] = 1
 
@@ -38,7 +38,7 @@ from typing import (
 from anywidth.errors import AnywidthError
 
 
-class Config(Protocol):
+class Settings(Protocol):
     """What these functions ask of a configuration: a dataclass that names its task and version."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -46,7 +46,7 @@ class Config(Protocol):
     version: ClassVar[int]
 
 
-ConfigType = TypeVar("ConfigType", bound=Config)
+SettingsType = TypeVar("SettingsType", bound=Settings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,17 +104,17 @@ class FieldRow(NamedTuple):
     allowed: str = ""
 
 
-def to_json(config: Config) -> dict[str, Any]:
+def to_json(settings: Settings) -> dict[str, Any]:
     """The configuration as JSON data, with its task and version."""
-    kinds = _kinds(type(config))
-    data: dict[str, Any] = {"version": config.version, "task": config.task}
+    kinds = _kinds(type(settings))
+    data: dict[str, Any] = {"version": settings.version, "task": settings.task}
     for name, kind in kinds.items():
-        value = _checked(name, getattr(config, name), kind)
+        value = _checked(name, getattr(settings, name), kind)
         data[name] = list(value) if isinstance(value, tuple) else value
     return data
 
 
-def from_json(cls: type[ConfigType], data: Mapping[str, Any]) -> ConfigType:
+def from_json(cls: type[SettingsType], data: Mapping[str, Any]) -> SettingsType:
     """The configuration that `to_json` wrote.
 
     Every field has to be there, so that a run never depends on today's defaults; only data of an
@@ -159,52 +159,52 @@ def from_json(cls: type[ConfigType], data: Mapping[str, Any]) -> ConfigType:
     return cls(**{name: _checked(name, value, kinds[name]) for name, value in given.items()})
 
 
-def override(config: ConfigType, changes: Mapping[str, str]) -> ConfigType:
-    """A copy of `config` with fields set from text, as typed on a command line.
+def override(settings: SettingsType, changes: Mapping[str, str]) -> SettingsType:
+    """A copy of `settings` with fields set from text, as typed on a command line.
 
-        override(config, {"epochs": "3", "widths": "0.25,0.5", "limit": "none"})
+        override(settings, {"epochs": "3", "widths": "0.25,0.5", "limit": "none"})
 
     A name may be written with hyphens: `batch-size` is `batch_size`.
     """
-    kinds = _kinds(type(config))
+    kinds = _kinds(type(settings))
     values = {}
     for given, text in changes.items():
         name = given.replace("-", "_")
         if name not in kinds:
-            raise AnywidthError(_unknown(given, config.task, kinds))
+            raise AnywidthError(_unknown(given, settings.task, kinds))
         try:
             values[name] = _parse(text, kinds[name])
         except (ValueError, KeyError):
             raise AnywidthError(
                 f"{given} = {text!r}: expected {_in_words(kinds[name])}; "
-                f"it is {_write(getattr(config, name))!r} now"
+                f"it is {_write(getattr(settings, name))!r} now"
             ) from None
-    return dataclasses.replace(config, **values)
+    return dataclasses.replace(settings, **values)
 
 
-def check_ranges(config: Config) -> None:
+def check_ranges(settings: Settings) -> None:
     """Refuses a number that its field's range does not hold, and names both."""
-    for field in dataclasses.fields(config):
+    for field in dataclasses.fields(settings):
         limits = field.metadata.get("range")
-        value = getattr(config, field.name)
+        value = getattr(settings, field.name)
         if limits is None or value is None:
             continue
         if not all(number in limits for number in (value if isinstance(value, tuple) else [value])):
             raise AnywidthError(f"{field.name}={value}: expected {_noun(limits, value)}{limits}")
 
 
-def check_read(config: Config, given: Iterable[str], unread: Mapping[str, str]) -> None:
+def check_read(settings: Settings, given: Iterable[str], unread: Mapping[str, str]) -> None:
     """Refuses a field that was given though nothing reads it.
 
     Args:
-        config: with what was given.
+        settings: with what was given.
         given: names of fields, with hyphens or underscores. A switch turned off, or a default
             given again, asks for nothing.
         unread: field → the choice because of which nothing reads it.
     """
-    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    defaults = {field.name: field.default for field in dataclasses.fields(settings)}
     for name in (name.replace("-", "_") for name in given):
-        value = getattr(config, name)
+        value = getattr(settings, name)
         asks = value if isinstance(value, bool) else value != defaults[name]
         if name in unread and asks:
             raise AnywidthError(
@@ -213,17 +213,17 @@ def check_read(config: Config, given: Iterable[str], unread: Mapping[str, str]) 
             )
 
 
-def describe(config: Config) -> list[FieldRow]:
+def describe(settings: Settings) -> list[FieldRow]:
     """A row for each field, in order, for help texts and reports."""
-    kinds = _kinds(type(config))
+    kinds = _kinds(type(settings))
     return [
         FieldRow(
             field.name,
-            _write(getattr(config, field.name)),
+            _write(getattr(settings, field.name)),
             field.metadata.get("help", ""),
             _allowed(kinds[field.name], field.metadata.get("range")),
         )
-        for field in dataclasses.fields(config)
+        for field in dataclasses.fields(settings)
     ]
 
 
@@ -243,7 +243,7 @@ def _allowed(kind: Any, limits: Range | None) -> str:
     return "" if limits is None else str(limits)
 
 
-def _kinds(cls: type[Config]) -> dict[str, Any]:
+def _kinds(cls: type[Settings]) -> dict[str, Any]:
     """Field name → type, with a clear word to whoever declared a class that cannot be stored."""
     if not dataclasses.is_dataclass(cls) or not hasattr(cls, "task") or not hasattr(cls, "version"):
         raise AnywidthError(

@@ -45,7 +45,7 @@ class Trained(Protocol):
     def run(self) -> Run: ...
 
     @property
-    def config(self) -> Any: ...
+    def settings(self) -> Any: ...
 
     @property
     def model(self) -> nn.Module: ...
@@ -73,8 +73,8 @@ def only_width(trained: Trained) -> float | None:
     full width can be sliced to others, as a control.
     """
     widths = plan_of(trained.model).widths
-    is_alone = trained.config.method == "i" and widths.low == widths.high
-    return float(trained.config.width) if is_alone else None
+    is_alone = trained.settings.method == "i" and widths.low == widths.high
+    return float(trained.settings.width) if is_alone else None
 
 
 def network_widths(trained: Trained, given: Sequence[float] | None) -> list[float]:
@@ -160,14 +160,14 @@ def run_spectrum(
         name=trained.name,
         measure_latency=measure_latency,
     )
-    kind = getattr(trained.config, "method", "us")
+    kind = getattr(trained.settings, "method", "us")
     if kind == "i" and chosen == [1.0]:
         # All of a network that was built for one width: tables put it beside that width.
-        own = tuple(replace(point, width=trained.config.width) for point in found.points)
+        own = tuple(replace(point, width=trained.settings.width) for point in found.points)
         found = replace(found, points=own)
     elif kind == "i":
         kind = "control"  # an ordinary network sliced to widths it was not made for
-        found = replace(found, name=f"{found.name} {trained.config.width}, sliced")
+        found = replace(found, name=f"{found.name} {trained.settings.width}, sliced")
     found = replace(found, kind=kind)
     folder = trained.run.folder
     write_json(folder / _SPECTRUM, found.to_json())
@@ -224,7 +224,7 @@ def _check_differ(runs: Sequence[Run]) -> None:
     """Refuses to count one training as two seeds."""
     known: dict[tuple[object, object], Run] = {}
     for run in runs:
-        key = run.config_data.get("seed"), run.config_data.get("width")
+        key = run.settings_data.get("seed"), run.settings_data.get("width")
         if key in known:
             raise AnywidthError(
                 f"{known[key].folder} and {run.folder} are the same training, seed {key[0]}: leave "
@@ -236,7 +236,7 @@ def _check_differ(runs: Sequence[Run]) -> None:
 def _recipe(run: Run, found: Spectrum) -> str:
     """What a run shares with others of its series."""
     left_out = _CIRCUMSTANCES | ({"width"} if found.kind == "i" else set())
-    fields = {name: value for name, value in run.config_data.items() if name not in left_out}
+    fields = {name: value for name, value in run.settings_data.items() if name not in left_out}
     return json.dumps(fields, sort_keys=True)
 
 
@@ -262,9 +262,9 @@ def run_report(
     path = run.folder / "report.html"
     write_report(
         path,
-        title=f"{trained.name} on {trained.config.data}",
+        title=f"{trained.name} on {trained.settings.data}",
         run_summary={
-            "configuration": to_json(trained.config),
+            "configuration": to_json(trained.settings),
             "versions": {
                 "anywidth": __version__,
                 "torch": torch.__version__,
@@ -285,9 +285,9 @@ def training_rows(trained: Trained) -> list[dict[str, float]]:
     """The rows of metrics.csv; those of an I-Net once, and under its one width."""
     path = trained.run.metrics_path
     rows = read_metrics(path) if path.exists() else []
-    if trained.config.method != "i":
+    if trained.settings.method != "i":
         return rows
-    own = f"/{float(trained.config.width)}"
+    own = f"/{float(trained.settings.width)}"
     return [
         {_named(name, own): row[name] for name in row if not name.endswith("_min")} for row in rows
     ]

@@ -9,7 +9,7 @@ from typing import Any
 from anywidth.app.runs.loop import load_weights
 from anywidth.app.studies.study_parts import Measurement, Network
 from anywidth.app.tasks.classification.task import (
-    ClassificationConfig,
+    ClassificationSettings,
     TrainedClassifier,
     calibration_images,
 )
@@ -34,17 +34,17 @@ def measure(
     trained: TrainedClassifier, measurement: Measurement, network: Network
 ) -> dict[str, Spectrum]:
     """The spectra of one measurement, by part; the run on disk stays as it was trained."""
-    model, config = trained.model, trained.config
+    model, settings = trained.model, trained.settings
     # An earlier measurement has left its statistics; the full width's are in the weights.
     load_weights(model, trained.run.model_tensors(), trained.run.folder)
     load_statistics(model, *trained.run.load_part("statistics"))
-    parts = _widths(plan_of(model), config, measurement, network)
+    parts = _widths(plan_of(model), settings, measurement, network)
     if measurement.statistics == "cut":
         load_statistics(model, *NO_STATISTICS)
     elif measurement.statistics != "trained":
         everything = [width for widths in parts.values() for width in widths.values()]
         assert trained.data is not None
-        loader = calibration_images(trained.data, config, samples_of(config, measurement))
+        loader = calibration_images(trained.data, settings, samples_of(settings, measurement))
         calibrate(model, loader, everything, method=measurement.statistics)
     allowed = uncalibrated_allowed(model) if measurement.statistics == "cut" else None
     found = {}
@@ -63,7 +63,7 @@ def image_count(trained: TrainedClassifier, measurement: Measurement) -> int | N
         return None
     assert trained.data is not None
     present = trained.data.calibration.samples
-    wanted = samples_of(trained.config, measurement)
+    wanted = samples_of(trained.settings, measurement)
     return present if wanted is None else min(wanted, present)
 
 
@@ -76,22 +76,22 @@ def stage_groups(plan: Plan) -> list[list[str]]:
 
 
 def _widths(
-    plan: Plan, config: ClassificationConfig, measurement: Measurement, network: Network
+    plan: Plan, settings: ClassificationSettings, measurement: Measurement, network: Network
 ) -> dict[str, dict[float, Width]]:
     """For each part, the width a table shows → the width to run at."""
     if measurement.widths == "trained":
-        if config.method == "i":
-            return {"spectrum": {config.width: 1.0}}
-        return {"spectrum": {width: width for width in sorted(config.switches)}}
+        if settings.method == "i":
+            return {"spectrum": {settings.width: 1.0}}
+        return {"spectrum": {width: width for width in sorted(settings.switches)}}
     if measurement.widths == "table":
         return {"spectrum": {width: width for width in network.widths}}
-    uniform: dict[float, Width] = {w: w for w in spectrum_widths(config.low, config.high)}
+    uniform: dict[float, Width] = {w: w for w in spectrum_widths(settings.low, settings.high)}
     if measurement.widths == "spectrum":
         return {"spectrum": uniform}
     # No stage becomes narrower than the network was trained for.
-    lowest = round(STAGE_STEP * -(-config.low // (NARROWING * STAGE_STEP)), 6)
-    is_possible = lowest <= config.high
-    globally = spectrum_widths(lowest, config.high, STAGE_STEP) if is_possible else []
+    lowest = round(STAGE_STEP * -(-settings.low // (NARROWING * STAGE_STEP)), 6)
+    is_possible = lowest <= settings.high
+    globally = spectrum_widths(lowest, settings.high, STAGE_STEP) if is_possible else []
     parts: dict[str, dict[float, Width]] = {"uniform": uniform}
     for number, groups in enumerate(stage_groups(plan), start=1):
         parts[f"stage {number}"] = {w: _narrowed(plan, groups, w) for w in globally}
@@ -103,8 +103,8 @@ def _narrowed(plan: Plan, groups: list[str], width: float) -> ChannelConfig:
     return plan.resolve(fractions | dict.fromkeys(groups, width * NARROWING))
 
 
-def samples_of(config: ClassificationConfig, measurement: Measurement) -> int | None:
+def samples_of(settings: ClassificationSettings, measurement: Measurement) -> int | None:
     """How many training images are asked for; None asks for all."""
     if measurement.samples == "recipe":
-        return config.calibration_samples
+        return settings.calibration_samples
     return None if measurement.samples == "all" else measurement.samples

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from anywidth.app.runs.run import Run
-from anywidth.app.runs.settings import Config, to_json
+from anywidth.app.runs.settings import Settings, to_json
 from anywidth.app.studies.provenance import provenance
-from anywidth.app.tasks.recipes import TrainingConfig
+from anywidth.app.tasks.recipes import AnySettings
 from anywidth.distributed import local_device
 from anywidth.errors import AnywidthError
 from anywidth.files import read_json, write_json
@@ -27,32 +27,32 @@ Piece = dict[str, Any]
 One that was killed has no steps and seconds of its own, and `killed` says so.
 """
 
-AnyTask = TypeVar("AnyTask", bound=TrainingConfig)
+AnyTask = TypeVar("AnyTask", bound=AnySettings)
 
 
 def open_run(
-    folder: Path, config: Config, unread: Collection[str] = (), option: str = "--out"
+    folder: Path, settings: Settings, unread: Collection[str] = (), option: str = "--out"
 ) -> Run:
     """A new run, or the one that is there if it was begun with the same configuration.
 
     Args:
         folder: of the run.
-        config: what to train.
+        settings: what to train.
         unread: fields that may differ: they say how to train and not what, or nobody reads them.
         option: of the command line, which chose the folder.
     """
     if not (folder / "config.json").exists():
-        return Run.create(folder, config)
+        return Run.create(folder, settings)
     run = Run.open(folder, writing=True)
-    check_same(run, config, unread, option)
+    check_same(run, settings, unread, option)
     return run
 
 
 def check_same(
-    run: Run, config: Config, unread: Collection[str] = (), option: str = "--out"
+    run: Run, settings: Settings, unread: Collection[str] = (), option: str = "--out"
 ) -> None:
     """Refuses a run that was begun with another configuration; arguments as for `open_run`."""
-    wanted, begun = to_json(config), to_json(run.read_config(type(config)))
+    wanted, begun = to_json(settings), to_json(run.read_settings(type(settings)))
     other = sorted({name for name in wanted if begun[name] != wanted[name]} - set(unread))
     if other:
         named = ", ".join(f"{name} {begun[name]!r}, not {wanted[name]!r}" for name in other)
@@ -64,7 +64,7 @@ def check_same(
 
 def train_piece(
     run: Run,
-    config: AnyTask,
+    settings: AnyTask,
     train_run: Callable[[Run, AnyTask], bool],
     deadline: float | None = None,
 ) -> tuple[bool, Piece]:
@@ -72,19 +72,19 @@ def train_piece(
 
     Args:
         run: to go on with.
-        config: of the run.
+        settings: of the run.
         train_run: of its task; it saves a checkpoint and returns false when asked to stop.
         deadline: by `time.time`.
     """
     if run.finished or (deadline is not None and time.time() >= deadline):
         return run.finished, {"steps": 0, "seconds": 0.0}
     begun = run.load_checkpoint()
-    before, made_by = read_pieces(run.folder), provenance(local_device(config.device))
+    before, made_by = read_pieces(run.folder), provenance(local_device(settings.device))
     killed = {"steps": 0, "seconds": 0.0, "killed": True, **made_by}
     write_json(run.folder / _PIECES, {"pieces": [*before, killed]})  # stays if this is killed
     started = time.monotonic()
     with terminated_at(deadline):
-        is_done = train_run(run, config)
+        is_done = train_run(run, settings)
     seconds = time.monotonic() - started
     ended = run.load_checkpoint()
     steps = (ended.step if ended else 0) - (begun.step if begun else 0)

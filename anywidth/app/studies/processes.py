@@ -20,7 +20,7 @@ import torch
 
 from anywidth.app.studies.pieces import terminated_at
 from anywidth.app.studies.trainings import Job, free_memory, work_on
-from anywidth.app.tasks.classification.config import check_choices
+from anywidth.app.tasks.classification.settings import check_choices
 from anywidth.errors import AnywidthError
 from anywidth.files import make_folder
 
@@ -53,7 +53,7 @@ def work_through(
         report: is given a line when something begins or ends.
     """
     for job in jobs:
-        check_choices(job.config)
+        check_choices(job.settings)
     waiting = [job for job in jobs if job.missing()]
     for folder in dict.fromkeys(job.out for job in waiting):
         make_folder(folder)

@@ -19,7 +19,7 @@ from anywidth.app.studies.trainings import (
     read_image_count,
     read_test_image_count,
 )
-from anywidth.app.tasks.classification.task import ClassificationConfig
+from anywidth.app.tasks.classification.task import ClassificationSettings
 from anywidth.files import write_atomically, write_json
 
 # What a page says of a recipe, and how.
@@ -62,21 +62,21 @@ def write_study(
 
 def facts_of(study: Study, jobs: Sequence[Job], seeds: int, command: str) -> dict[str, str]:
     """What made the numbers, from the records of the trainings themselves."""
-    config = jobs[0].config
+    settings = jobs[0].settings
     pieces = [piece for job in jobs for piece in read_pieces(job.folder)]
     minutes = sum(piece["seconds"] for piece in pieces) / 60
-    networks = dict.fromkeys(f"{job.config.model}, {_form(job.config)}" for job in jobs)
+    networks = dict.fromkeys(f"{job.settings.model}, {_form(job.settings)}" for job in jobs)
     return {
         "command": f"`{command}`",
-        "data": config.data
-        + (f", {config.limit} training images" if config.limit is not None else ""),
+        "data": settings.data
+        + (f", {settings.limit} training images" if settings.limit is not None else ""),
         "networks": "; ".join(networks),
         "recipe": ", ".join(f"{words} {_of_each(jobs, name)}" for name, words in _RECIPE.items())
         + ", the same for all of a network",
         **_random_widths(jobs),
         "seeds": str(seeds),
         "statistics": _statistics(study, jobs)
-        + (", augmented as in training" if config.calibration_augmented else ""),
+        + (", augmented as in training" if settings.calibration_augmented else ""),
         "trainings": f"{len(jobs)}, in {minutes:.1f} minutes of one process in all"
         + _killed(pieces),
         "commit": _distinct(pieces, "commit"),
@@ -115,7 +115,7 @@ def _statistics(study: Study, jobs: Sequence[Job]) -> str:
 
 def _average(job: Job, measurement: Measurement) -> str:
     """In words, with the images there were rather than those that were asked for."""
-    wanted, limit = samples_of(job.config, measurement), job.config.limit
+    wanted, limit = samples_of(job.settings, measurement), job.settings.limit
     used = read_image_count(job, measurement)
     if used is None:  # a measurement of an older version
         used = min((n for n in (wanted, limit) if n is not None), default=None)
@@ -127,9 +127,9 @@ def _average(job: Job, measurement: Measurement) -> str:
 
 def _of_each(jobs: Sequence[Job], name: str) -> str:
     """A field of the recipe: by network, or once where all are alike."""
-    by_network = {job.config.model: getattr(job.config, name) for job in jobs}
+    by_network = {job.settings.model: getattr(job.settings, name) for job in jobs}
     if len(set(by_network.values())) == 1:
-        return str(getattr(jobs[0].config, name))
+        return str(getattr(jobs[0].settings, name))
     return " and ".join(f"{value} ({network})" for network, value in by_network.items())
 
 
@@ -137,18 +137,18 @@ def _random_widths(jobs: Sequence[Job]) -> dict[str, str]:
     """From how many configurations US-Nets drew; nothing where there are none."""
     drawn = {
         "a width for each layer"
-        if job.config.nonuniform
-        else f"drawn from {job.config.lattice or 'all'} uniform configurations"
+        if job.settings.nonuniform
+        else f"drawn from {job.settings.lattice or 'all'} uniform configurations"
         for job in jobs
-        if job.config.method == "us"
+        if job.settings.method == "us"
     }
     return {"random widths": " or ".join(sorted(drawn))} if drawn else {}
 
 
-def _form(config: ClassificationConfig) -> str:
-    if config.strides is not None:
-        return f"strides {', '.join(map(str, config.strides))}"
-    return f"total stride {config.total_stride or 32}"
+def _form(settings: ClassificationSettings) -> str:
+    if settings.strides is not None:
+        return f"strides {', '.join(map(str, settings.strides))}"
+    return f"total stride {settings.total_stride or 32}"
 
 
 def _distinct(pieces: Sequence[dict[str, Any]], name: str) -> str:

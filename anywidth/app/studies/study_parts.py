@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from anywidth.app.studies.comparing import Finding, Results
-from anywidth.app.tasks.classification.task import ClassificationConfig
+from anywidth.app.tasks.classification.task import ClassificationSettings
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Training:
         words += [f"{field}-{str(value).lower()}" for field, value in changes.items()]
         return "-".join(words)
 
-    def config(self, recipe: ClassificationConfig, seed: int) -> ClassificationConfig:
+    def settings(self, recipe: ClassificationSettings, seed: int) -> ClassificationSettings:
         return replace(recipe, **dict(self.changes), seed=seed)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from anywidth.app.runs.settings import override
 from anywidth.app.studies.study_parts import Network
-from anywidth.app.tasks.classification.task import ClassificationConfig
+from anywidth.app.tasks.classification.task import ClassificationSettings
 from anywidth.app.tasks.recipes import (
     cifar10_mobilenet_v1,
     cifar10_mobilenet_v2,
@@ -30,7 +30,7 @@ def study_recipe(
     epochs: int | None = None,
     device: str = "auto",
     changes: Mapping[str, str] | None = None,
-) -> ClassificationConfig:
+) -> ClassificationSettings:
     """What every training of a network on some data has in common.
 
     Args:
@@ -63,7 +63,7 @@ def study_recipe(
     return override(recipe, changes or {})
 
 
-def bundled(network: Network) -> ClassificationConfig:
+def bundled(network: Network) -> ClassificationSettings:
     """Short enough that `main` takes two CPU cores under half an hour.
 
     Chosen with 4 epochs by the error of I-Nets on a tenth of the training images held out, one
@@ -74,7 +74,7 @@ def bundled(network: Network) -> ClassificationConfig:
     difference). Then with 5 epochs: a tenth of the learning rate for the classifier, mean of four
     widths, v1 15.1 against 14.9 %, v2 14.0 against 17.3 %; so v2 has it.
     """
-    return ClassificationConfig(
+    return ClassificationSettings(
         data="bundled",
         total_stride=16,
         epochs=5,
@@ -89,7 +89,7 @@ def bundled(network: Network) -> ClassificationConfig:
     )
 
 
-def cifar10(network: Network) -> ClassificationConfig:
+def cifar10(network: Network) -> ClassificationSettings:
     """`cifar10_mobilenet_v1` or `_v2`, with strides for 32 px (total stride 8), made for a GPU.
 
     A fifth of the training images calibrates, augmented as in training: over the images as they

@@ -24,7 +24,7 @@ from anywidth.app.studies.pieces import check_same, open_run, train_piece
 from anywidth.app.studies.provenance import provenance
 from anywidth.app.studies.study_parts import Measurement, Study, Training
 from anywidth.app.tasks.classification.task import (
-    ClassificationConfig,
+    ClassificationSettings,
     load_data,
     open_trained,
     train_run,
@@ -48,7 +48,7 @@ class Job:
     """One network and seed, to be trained and measured."""
 
     training: Training
-    config: ClassificationConfig
+    settings: ClassificationSettings
     folder: Path
     measurements: tuple[Measurement, ...]
 
@@ -63,20 +63,20 @@ class Job:
     @property
     def unread(self) -> set[str]:
         """Fields that may differ from those the run was begun with."""
-        return _CIRCUMSTANCES | (set() if self.config.method == "us" else _OF_US_NETS)
+        return _CIRCUMSTANCES | (set() if self.settings.method == "us" else _OF_US_NETS)
 
     def missing(self) -> list[Measurement]:
         """The measurements still to be made; an error where the folder holds another training."""
         if not (self.folder / "config.json").exists():
             return list(self.measurements)
-        check_same(Run.open(self.folder), self.config, self.unread)
+        check_same(Run.open(self.folder), self.settings, self.unread)
         return [m for m in self.measurements if not _file(self.folder, m).exists()]
 
 
 def jobs_of(
     studies: Sequence[Study],
     seeds: Mapping[str, int],
-    recipes: Mapping[str, ClassificationConfig],
+    recipes: Mapping[str, ClassificationSettings],
     out: Path,
 ) -> list[Job]:
     """What some studies need, nothing twice; the longest first, so that processes end together.
@@ -96,13 +96,13 @@ def jobs_of(
     jobs = [
         Job(
             training,
-            training.config(recipes[training.network.name], seed),
+            training.settings(recipes[training.network.name], seed),
             run_folder(out, training, seed),
             tuple(measurements),
         )
         for (seed, training), measurements in wanted.items()
     ]
-    return sorted(jobs, key=lambda job: (job.config.method == "i", -job.config.width))
+    return sorted(jobs, key=lambda job: (job.settings.method == "i", -job.settings.width))
 
 
 def run_folder(out: Path, training: Training, seed: int) -> Path:
@@ -116,16 +116,16 @@ def work_on(job: Job) -> bool:
     missing = job.missing()
     if not missing:
         return True
-    run = open_run(job.folder, job.config, job.unread)
-    is_done, _ = train_piece(run, job.config, train_run)
+    run = open_run(job.folder, job.settings, job.unread)
+    is_done, _ = train_piece(run, job.settings, train_run)
     if not is_done:
         return False
     free_memory()
     _check_weights(run, missing)
-    device = local_device(job.config.device)
-    opened = open_trained(job.folder, job.config.device, with_data=False)
-    data = load_data(job.config, device)
-    trained = dataclasses.replace(opened, config=job.config, data=data)
+    device = local_device(job.settings.device)
+    opened = open_trained(job.folder, job.settings.device, with_data=False)
+    data = load_data(job.settings, device)
+    trained = dataclasses.replace(opened, settings=job.settings, data=data)
     (job.folder / "measurements").mkdir(exist_ok=True)
     for measurement in missing:
         found = measure(trained, measurement, job.training.network)

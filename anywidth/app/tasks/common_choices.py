@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import torch
 
-from anywidth.app.tasks.reinforcement.config import ReinforcementConfig
-from anywidth.app.tasks.super_resolution.config import SuperResolutionConfig
+from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings
+from anywidth.app.tasks.super_resolution.settings import SuperResolutionSettings
 from anywidth.training.sampling import Sampling
 
-Choices = SuperResolutionConfig | ReinforcementConfig
+Choices = SuperResolutionSettings | ReinforcementSettings
 
 
-def sampling_of(config: Choices) -> Sampling:
-    if config.method == "i":
-        return Sampling("fixed", widths=(1.0,), seed=config.seed)
-    return Sampling(count=config.widths_per_step, lattice=config.lattice, seed=config.seed)
+def sampling_of(settings: Choices) -> Sampling:
+    if settings.method == "i":
+        return Sampling("fixed", widths=(1.0,), seed=settings.seed)
+    return Sampling(count=settings.widths_per_step, lattice=settings.lattice, seed=settings.seed)
 
 
-def precision_of(config: Choices, device: torch.device) -> str:
-    if config.precision != "auto":
-        return config.precision
+def precision_of(settings: Choices, device: torch.device) -> str:
+    if settings.precision != "auto":
+        return settings.precision
     return "tf32" if device.type == "cuda" else "float32"

@@ -77,7 +77,7 @@ def deployed_upscaler(trained: TrainedUpscaler, width: float) -> Deployment:
 
 
 def deployed_policy(trained: TrainedPolicy, width: float) -> Deployment:
-    environment = make_environment(trained.config.environment, 1, seed=0)
+    environment = make_environment(trained.settings.environment, 1, seed=0)
     with contextlib.closing(environment):
         seen = torch.from_numpy(environment.reset())
     return Deployment(
@@ -87,5 +87,5 @@ def deployed_policy(trained: TrainedPolicy, width: float) -> Deployment:
         "observations",
         ("logits", "values"),
         {0: "batch"},
-        {"environment": trained.config.environment},
+        {"environment": trained.settings.environment},
     )

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from anywidth.app.tasks.classification.task import ClassificationConfig
-from anywidth.app.tasks.reinforcement.config import ReinforcementConfig
-from anywidth.app.tasks.super_resolution.task import SuperResolutionConfig
+from anywidth.app.tasks.classification.task import ClassificationSettings
+from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings
+from anywidth.app.tasks.super_resolution.task import SuperResolutionSettings
 from anywidth.errors import AnywidthError
 
-TrainingConfig = ClassificationConfig | SuperResolutionConfig | ReinforcementConfig
-Recipe = Callable[[], TrainingConfig]
+AnySettings = ClassificationSettings | SuperResolutionSettings | ReinforcementSettings
+Recipe = Callable[[], AnySettings]
 
 # MobileNet v2 and its range of widths in the paper.
 V2: dict[str, Any] = {
@@ -25,14 +25,14 @@ V2: dict[str, Any] = {
 }
 
 
-def fashion_mnist_demo() -> ClassificationConfig:
+def fashion_mnist_demo() -> ClassificationSettings:
     """US-MobileNet v1 on 10,000 bundled Fashion-MNIST images: the default, for two CPU cores.
 
     Command: `anywidth train` (or `make run`). It trains for 5 to 6 minutes on two cores; top-1
     error 15.8 % at width 0.25 and 14.0 % at 1.0 (mean of three seeds, `benchmarks/demo.py`). In so
     short a schedule soft labels alone were worse: narrow widths learn from half true ones too.
     """
-    return ClassificationConfig(
+    return ClassificationSettings(
         model="mobilenet_v1",
         total_stride=16,
         data="bundled",
@@ -47,7 +47,7 @@ def fashion_mnist_demo() -> ClassificationConfig:
     )
 
 
-def cifar10_mobilenet_v1() -> ClassificationConfig:
+def cifar10_mobilenet_v1() -> ClassificationSettings:
     """US-MobileNet v1 on CIFAR-10, strides dropped for 32 px (total stride 8), for a GPU.
 
     Command: `anywidth train cifar10_mobilenet_v1 --data-dir DIR`. 7,760 steps of 15 ms on an
@@ -55,7 +55,7 @@ def cifar10_mobilenet_v1() -> ClassificationConfig:
     has 8.1 % (8.6 %, `--method i --width 0.25`), three seeds each. How it was tuned is in
     `docs/results.md`.
     """
-    return ClassificationConfig(
+    return ClassificationSettings(
         model="mobilenet_v1",
         total_stride=8,
         data="cifar10",
@@ -72,7 +72,7 @@ def cifar10_mobilenet_v1() -> ClassificationConfig:
     )
 
 
-def cifar10_mobilenet_v2() -> ClassificationConfig:
+def cifar10_mobilenet_v2() -> ClassificationSettings:
     """US-MobileNet v2 on CIFAR-10 with v1's settings but for the classifier, from 0.35, 40 epochs.
 
     Its total stride is 8 too, but the stage with 24 channels, whose expansions are the largest,
@@ -96,14 +96,14 @@ def cifar10_mobilenet_v2() -> ClassificationConfig:
     )
 
 
-def imagenet_us_mobilenet_v1() -> ClassificationConfig:
+def imagenet_us_mobilenet_v1() -> ClassificationSettings:
     """US-MobileNet v1 on ImageNet with the paper's settings.
 
     Command, with `--data-dir DIR`:
     `torchrun --nproc-per-node 8 -m anywidth train imagenet_us_mobilenet_v1`.
     Not run here: the paper reports 28.2 % error at 1.0 and 44.3 % at 0.25 after 250 epochs.
     """
-    return ClassificationConfig(
+    return ClassificationSettings(
         model="mobilenet_v1",
         data="folder",
         image_size=224,
@@ -117,7 +117,7 @@ def imagenet_us_mobilenet_v1() -> ClassificationConfig:
     )
 
 
-def imagenet_us_mobilenet_v2() -> ClassificationConfig:
+def imagenet_us_mobilenet_v2() -> ClassificationSettings:
     """US-MobileNet v2 on ImageNet with the paper's settings, from width 0.35.
 
     Command, with `--data-dir DIR`:
@@ -127,7 +127,7 @@ def imagenet_us_mobilenet_v2() -> ClassificationConfig:
     return replace(imagenet_us_mobilenet_v1(), **V2)
 
 
-def imagenet_us_resnet50() -> ClassificationConfig:
+def imagenet_us_resnet50() -> ClassificationSettings:
     """US-ResNet-50 (torchvision's) on ImageNet.
 
     Command: `torchrun --nproc-per-node 8 -m anywidth train imagenet_us_resnet50 --data-dir DIR`.
@@ -143,14 +143,14 @@ def imagenet_us_resnet50() -> ClassificationConfig:
     )
 
 
-def sr() -> SuperResolutionConfig:
+def sr() -> SuperResolutionSettings:
     """US-WDSR with 16 channels and 3 blocks on bundled pictures, x2, for two CPU cores.
 
     Command: `anywidth train sr`. Two minutes on two cores; 25.3 dB at width 0.5 and 25.9 dB at 1.0
     on the bundled pictures, where bicubic upscaling has 23.4 dB. It starts as bicubic upscaling,
     with the deep branch at a tenth, and the learning rate is a cosine wave's after a warm-up.
     """
-    return SuperResolutionConfig(
+    return SuperResolutionSettings(
         channels=16,
         blocks=3,
         patch=24,
@@ -161,7 +161,7 @@ def sr() -> SuperResolutionConfig:
     )
 
 
-def sr_wdsr() -> SuperResolutionConfig:
+def sr_wdsr() -> SuperResolutionSettings:
     """US-WDSR as in the paper, any width from 32 to 64 channels, 8 blocks, x2, for a GPU.
 
     Not as in the paper: it starts as bicubic upscaling, with the deep branch at a tenth, and the
@@ -171,17 +171,17 @@ def sr_wdsr() -> SuperResolutionConfig:
     folder of photos or DIV2K's, and SETS holds a folder for each of Set5, Set14 and the like. Not
     run here to the end.
     """
-    return SuperResolutionConfig(epochs=60, steps_per_epoch=1000)
+    return SuperResolutionSettings(epochs=60, steps_per_epoch=1000)
 
 
-def rl() -> ReinforcementConfig:
+def rl() -> ReinforcementSettings:
     """US-PPO that plays MinAtar Breakout, for two CPU cores.
 
     Command: `anywidth train rl`. About two minutes on two idle cores, the games at five widths
     included; mean score 8.6 at width 0.25 and 8.7 at 1.0 (three seeds, `docs/reinforcement.md`).
     Random play scores 0.5, and an ordinary network sliced to 0.25 scores 1.1.
     """
-    return ReinforcementConfig(
+    return ReinforcementSettings(
         environment="minatar:breakout",
         environments=32,
         rollout=32,
@@ -199,7 +199,7 @@ def rl() -> ReinforcementConfig:
     )
 
 
-def rl_breakout() -> ReinforcementConfig:
+def rl_breakout() -> ReinforcementSettings:
     """US-PPO that plays BreakoutNoFrameskip-v4 with the paper's network, for a GPU and many cores.
 
     Command: `anywidth train rl_breakout`. PPO's settings are those its authors use for Atari, but
@@ -208,7 +208,7 @@ def rl_breakout() -> ReinforcementConfig:
     bfloat16 on a CPU, it scores 84 at width 0.25 and 116 at 1.0, where networks trained alone
     score 16 and 84 (one seed).
     """
-    return ReinforcementConfig(
+    return ReinforcementSettings(
         environment="atari:breakout",
         environments=8,
         clip_rewards=True,
@@ -242,7 +242,7 @@ RECIPES: tuple[Recipe, ...] = (
 )
 
 
-def recipe(name: str) -> TrainingConfig:
+def recipe(name: str) -> AnySettings:
     """The configuration of a recipe by its name."""
     found = {r.__name__: r for r in RECIPES}
     if name not in found:

@@ -26,13 +26,13 @@ class WidthChoices(Protocol):
     def lattice(self) -> int | None: ...
 
 
-def check_widths(config: WidthChoices, rule: Rule = "sandwich", nonuniform: bool = False) -> None:
+def check_widths(settings: WidthChoices, rule: Rule = "sandwich", nonuniform: bool = False) -> None:
     """Refuses widths that cannot be trained, and one that would be passed over without a word."""
-    WidthRange(config.low, config.high, config.divisor)
-    if config.method == "us":
-        Sampling(rule, config.widths_per_step, nonuniform, config.lattice)
-    if config.method != "i" and config.width != 1:
+    WidthRange(settings.low, settings.high, settings.divisor)
+    if settings.method == "us":
+        Sampling(rule, settings.widths_per_step, nonuniform, settings.lattice)
+    if settings.method != "i" and settings.width != 1:
         raise AnywidthError(
-            f"width={config.width} is not read with method={config.method!r}: leave out --width, "
-            "or train a network of that one width with --method i"
+            f"width={settings.width} is not read with method={settings.method!r}: leave out "
+            "--width, or train a network of that one width with --method i"
         )

@@ -20,9 +20,9 @@ import anywidth as aw
 from anywidth.app.commands.app import app
 from anywidth.app.commands.output import console
 from anywidth.app.runs.run import Run
-from anywidth.app.tasks.classification.task import ClassificationConfig, open_trained
+from anywidth.app.tasks.classification.task import ClassificationSettings, open_trained
 from anywidth.app.tasks.recipes import RECIPES
-from anywidth.app.tasks.reinforcement.config import ReinforcementConfig
+from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings
 
 pytestmark = pytest.mark.usefixtures("images_unpacked_once")
 
@@ -158,7 +158,7 @@ def test_data_may_move(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     network = ("--model", "tiny_networks:tiny_rgb", "--total-stride", "none", "--divisor", "4")
     steps = ("--epochs", "1", "--batch-size", "4", "--device", "cpu")
     succeed("train", *options, *network, *steps, "--no-report", "--out", run)
-    assert Run.open(run).config_data["data_dir"] == str(data)
+    assert Run.open(run).settings_data["data_dir"] == str(data)
     monkeypatch.chdir(tmp_path)
     succeed("calibrate", run, "--widths", "0.5", "--device", "cpu")
     data.rename(tmp_path / "elsewhere")
@@ -381,7 +381,7 @@ def test_a_folder_that_is_no_run_is_named(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["calibrate", "spectrum", "report"])
 def test_an_unfinished_run_is_to_be_resumed(name: str, tmp_path: Path) -> None:
-    Run.create(tmp_path / "run", ClassificationConfig())
+    Run.create(tmp_path / "run", ClassificationSettings())
     answer = command(name, tmp_path / "run")
     assert_refused(answer, f"anywidth train --resume {tmp_path / 'run'}")
 
@@ -414,7 +414,7 @@ def test_predict_names_what_is_wrong(us_net: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["predict", "upscale"])
 def test_a_run_of_another_task_is_named_with_its_own_command(name: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    Run.create(run, ReinforcementConfig())
+    Run.create(run, ReinforcementSettings())
     answer = command(name, run, tmp_path / "picture.png")
     assert_refused(answer, "reinforcement", f"anywidth play {run}")
 
@@ -430,13 +430,13 @@ def test_predict_at_an_uncalibrated_width_says_what_to_do(folder: Path, tmp_path
 def test_compare_needs_two_runs_with_a_spectrum(us_net: Path, folder: Path) -> None:
     assert_refused(command("compare", us_net), "two")
     bare = folder / "bare"
-    Run.create(bare, ClassificationConfig())
+    Run.create(bare, ClassificationSettings())
     assert_refused(command("compare", us_net, bare), f"anywidth spectrum {bare}")
 
 
 def test_compare_takes_whole_runs_of_one_task_alone(us_net: Path, folder: Path) -> None:
     other = folder / "game"
-    Run.create(other, ReinforcementConfig())
+    Run.create(other, ReinforcementSettings())
     shutil.copy(us_net / "spectrum.json", other)
     for arguments in (("compare", us_net, other), ("report", us_net, "--baseline", other)):
         answer = command(*arguments)

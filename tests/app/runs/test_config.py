@@ -230,12 +230,12 @@ class Limited:
     ],
 )
 def test_a_number_out_of_range_is_named(name: str, value: object, message: str) -> None:
-    config = replace(Limited(), **{name: value})  # type: ignore[arg-type]
+    settings = replace(Limited(), **{name: value})  # type: ignore[arg-type]
     with pytest.raises(AnywidthError) as error:
-        check_ranges(config)
+        check_ranges(settings)
     assert str(error.value) == message
     # A run that was begun before there was a limit can still be read.
-    assert from_json(Limited, to_json(config)) == config
+    assert from_json(Limited, to_json(settings)) == settings
 
 
 def test_numbers_at_the_limits_are_in_range() -> None:

@@ -26,8 +26,8 @@ from anywidth.errors import AnywidthError
 def test_create_open_and_configuration(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "deep" / "run", Settings(epochs=5))
     again = Run.open(str(run.folder))
-    assert again.config_data == run.config_data == {"version": 1, "task": "test", "epochs": 5}
-    assert from_json(Settings, again.config_data) == Settings(epochs=5)
+    assert again.settings_data == run.settings_data == {"version": 1, "task": "test", "epochs": 5}
+    assert from_json(Settings, again.settings_data) == Settings(epochs=5)
     assert again.load_checkpoint() is None
     assert not again.finished
 
@@ -153,9 +153,9 @@ def test_errors_of_a_run_name_the_file(tmp_path: Path) -> None:
     (tmp_path / "finished.json").write_text("{}")
     with pytest.raises(AnywidthError, match=r"finished\.json"):
         run.state()
-    run.config_data["epochs"] = "x"
+    run.settings_data["epochs"] = "x"
     with pytest.raises(AnywidthError, match="'epochs'"):
-        run.read_config(Settings)
+        run.read_settings(Settings)
     unreadable = AnywidthError("model.safetensors: cannot be read (Permission denied)")
     unreadable.__cause__ = PermissionError()
     with (

@@ -20,7 +20,7 @@ import anywidth as aw
 import anywidth.app.runs.loop as anywidth_training
 from anywidth.app.runs.loop import Training, load_weights, train
 from anywidth.app.runs.run import Run
-from anywidth.app.tasks.classification.task import ClassificationConfig
+from anywidth.app.tasks.classification.task import ClassificationSettings
 from anywidth.training.step import StepResult
 
 SLOW_RUN = (
@@ -121,7 +121,7 @@ def training(folder: Path, epochs: int = 3, **options: object) -> Training:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
     step = aw.SandwichStep(model, optimizer, F.cross_entropy)
     is_new = not (folder / "config.json").exists()
-    run = Run.create(folder, ClassificationConfig()) if is_new else Run.open(folder, writing=True)
+    run = Run.create(folder, ClassificationSettings()) if is_new else Run.open(folder, writing=True)
     return Training(
         run,
         step,
@@ -324,6 +324,6 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
 def test_the_configuration_is_on_disk_with_its_version(uninterrupted: Path) -> None:
     data = json.loads((uninterrupted / "config.json").read_text())
     assert data["task"] == "classification"
-    assert data["version"] == ClassificationConfig.version
+    assert data["version"] == ClassificationSettings.version
     assert data["model"] == "tiny_networks:slow"
     assert any((uninterrupted / "tensorboard").iterdir())

@@ -57,7 +57,7 @@ def run_of(method: str, width: float, low: float, folder: Path = Path("runs/i"))
     """A trained network whose own widths go from `low` to 1.0."""
     return SimpleNamespace(
         model=converted(low=low),
-        config=SimpleNamespace(method=method, width=width),
+        settings=SimpleNamespace(method=method, width=width),
         run=SimpleNamespace(folder=folder, metrics_path=folder / "metrics.csv"),
         widths=[1.0] if method == "i" else [low, 1.0],
     )

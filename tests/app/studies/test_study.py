@@ -59,14 +59,14 @@ def test_no_configuration_is_trained_twice(data: str, tmp_path: Path) -> None:
     }
     jobs = jobs_of(STUDIES, {study.name: 1 for study in STUDIES}, recipes, tmp_path)
     assert len({job.name for job in jobs}) == len(jobs) == 27
-    assert len({json.dumps(to_json(job.config)) for job in jobs}) == len(jobs)
+    assert len({json.dumps(to_json(job.settings)) for job in jobs}) == len(jobs)
     main = jobs_of([STUDY["main"]], {"main": 2}, recipes, tmp_path)
     assert len(main) == 24
-    first = {job.name for job in main if job.config.seed == 0}
+    first = {job.name for job in main if job.settings.seed == 0}
     assert first < {job.name for job in jobs}
     kept = ("model", "epochs", "learning_rate", "weight_decay", "batch_size", "momentum", "cutout")
     kept += ("label_smoothing", "calibration_augmented", "total_stride", "strides")
-    kinds = {tuple(getattr(job.config, name) for name in kept) for job in jobs}
+    kinds = {tuple(getattr(job.settings, name) for name in kept) for job in jobs}
     assert len(kinds) == 2  # one form and one recipe of each network
 
 
@@ -85,7 +85,7 @@ def test_epochs_are_told_apart_where_networks_differ(tmp_path: Path) -> None:
     assert facts["recipe"].startswith("epochs 80, batches of 512, learning rate 0.4, share")
     drawn = "drawn from 16 uniform configurations or drawn from all uniform configurations"
     assert facts["random widths"] == drawn
-    alone = [replace(job, config=replace(job.config, method="i")) for job in jobs]
+    alone = [replace(job, settings=replace(job.settings, method="i")) for job in jobs]
     assert "random widths" not in facts_of(both_ways, alone, 1, "")
 
 
@@ -285,8 +285,8 @@ def test_only_us_nets_mind_how_widths_are_drawn(tmp_path: Path) -> None:
         for network in (MOBILENET_V1, MOBILENET_V2)
     }
     for job in jobs_of([study], {"main": 1}, recipes, tmp_path):
-        Run.create(job.folder, replace(job.config, lattice=4))
-        if job.config.method == "us":
+        Run.create(job.folder, replace(job.settings, lattice=4))
+        if job.settings.method == "us":
             with pytest.raises(aw.AnywidthError, match="was begun with lattice 4, not None"):
                 job.missing()
         else:

@@ -11,22 +11,22 @@ import pytest
 
 from anywidth.app.runs.run import Run
 from anywidth.app.studies.pieces import open_run, read_pieces, steps_per_second, train_piece
-from anywidth.app.tasks.classification.task import ClassificationConfig
+from anywidth.app.tasks.classification.task import ClassificationSettings
 from anywidth.errors import AnywidthError
 
-CONFIG = ClassificationConfig(device="cpu")
+SETTINGS = ClassificationSettings(device="cpu")
 
 
-def never(run: Run, config: ClassificationConfig) -> bool:
+def never(run: Run, settings: ClassificationSettings) -> bool:
     raise AssertionError("trained")
 
 
 def test_a_run_goes_on_with_the_same_choices_alone(tmp_path: Path) -> None:
-    begun = open_run(tmp_path / "run", CONFIG)
-    again = open_run(tmp_path / "run", replace(CONFIG, workers=3), unread={"workers"})
-    assert again.config_data == begun.config_data
+    begun = open_run(tmp_path / "run", SETTINGS)
+    again = open_run(tmp_path / "run", replace(SETTINGS, workers=3), unread={"workers"})
+    assert again.settings_data == begun.settings_data
     with pytest.raises(AnywidthError, match=r"begun with epochs 10, not 3: .* another --runs"):
-        open_run(tmp_path / "run", replace(CONFIG, epochs=3), option="--runs")
+        open_run(tmp_path / "run", replace(SETTINGS, epochs=3), option="--runs")
 
 
 def test_a_deadline_asks_training_to_stop(tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -34,14 +34,14 @@ def test_a_deadline_asks_training_to_stop(tmp_path: Path, request: pytest.Fixtur
     before = signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
     request.addfinalizer(lambda: signal.signal(signal.SIGTERM, before))
 
-    def train_run(run: Run, config: ClassificationConfig) -> bool:
+    def train_run(run: Run, settings: ClassificationSettings) -> bool:
         given_up = time.monotonic() + 60
         while not asked and time.monotonic() < given_up:
             time.sleep(0.01)
         return False
 
-    run = open_run(tmp_path / "run", CONFIG)
-    is_done, piece = train_piece(run, CONFIG, train_run, time.time() + 0.5)
+    run = open_run(tmp_path / "run", SETTINGS)
+    is_done, piece = train_piece(run, SETTINGS, train_run, time.time() + 0.5)
     assert not is_done
     assert asked == [signal.SIGTERM]
     assert piece["steps"] == 0
@@ -53,13 +53,13 @@ def test_a_piece_that_is_killed_leaves_its_provenance(tmp_path: Path) -> None:
     class Kill(BaseException):
         pass
 
-    def killed(run: Run, config: ClassificationConfig) -> bool:
+    def killed(run: Run, settings: ClassificationSettings) -> bool:
         raise Kill
 
-    run = open_run(tmp_path / "run", CONFIG)
+    run = open_run(tmp_path / "run", SETTINGS)
     with pytest.raises(Kill):
-        train_piece(run, CONFIG, killed)
-    _, piece = train_piece(run, CONFIG, lambda run, config: True)
+        train_piece(run, SETTINGS, killed)
+    _, piece = train_piece(run, SETTINGS, lambda run, settings: True)
     first, second = read_pieces(run.folder)
     assert second == piece
     assert first == {**piece, "steps": 0, "seconds": 0.0, "killed": True}
@@ -76,11 +76,11 @@ def test_damaged_pieces_are_named_with_a_cure(tmp_path: Path, text: str) -> None
 
 
 def test_nothing_is_begun_after_the_deadline_or_the_end(tmp_path: Path) -> None:
-    run = open_run(tmp_path / "run", CONFIG)
+    run = open_run(tmp_path / "run", SETTINGS)
     nothing = {"steps": 0, "seconds": 0.0}
-    assert train_piece(run, CONFIG, never, time.time()) == (False, nothing)
+    assert train_piece(run, SETTINGS, never, time.time()) == (False, nothing)
     run.save_final({"model": {}, "statistics": {}}, {"steps": 1})
-    assert train_piece(run, CONFIG, never) == (True, nothing)
+    assert train_piece(run, SETTINGS, never) == (True, nothing)
     assert read_pieces(run.folder) == []
 
 

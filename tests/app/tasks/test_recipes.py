@@ -8,7 +8,7 @@ import pytest
 
 import anywidth as aw
 from anywidth.app.runs.settings import from_json, override, to_json
-from anywidth.app.tasks.classification.task import ClassificationConfig, sampling_of
+from anywidth.app.tasks.classification.task import ClassificationSettings, sampling_of
 from anywidth.app.tasks.recipes import RECIPES, Recipe, recipe
 
 NAMES = {
@@ -27,13 +27,13 @@ def test_no_recipe_is_missing() -> None:
 
 @pytest.mark.parametrize("build", RECIPES, ids=lambda build: build.__name__)
 def test_each_is_a_configuration_that_survives_a_file(build: Recipe) -> None:
-    config = build()
-    assert recipe(build.__name__) == config
-    assert from_json(type(config), to_json(config)) == config
-    assert override(config, {"seed": "5"}).seed == 5
-    if isinstance(config, ClassificationConfig):
-        assert sampling_of(config).rule == "sandwich"
-        assert all(config.low <= width <= config.high for width in config.switches)
+    settings = build()
+    assert recipe(build.__name__) == settings
+    assert from_json(type(settings), to_json(settings)) == settings
+    assert override(settings, {"seed": "5"}).seed == 5
+    if isinstance(settings, ClassificationSettings):
+        assert sampling_of(settings).rule == "sandwich"
+        assert all(settings.low <= width <= settings.high for width in settings.switches)
 
 
 @pytest.mark.parametrize("build", RECIPES, ids=lambda build: build.__name__)
@@ -51,18 +51,18 @@ def test_recipes_of_large_data_say_what_to_expect(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["imagenet_us_mobilenet_v1", "imagenet_us_mobilenet_v2"])
 def test_imagenet_has_the_settings_of_the_paper(name: str) -> None:
-    config = recipe(name)
-    assert isinstance(config, ClassificationConfig)
-    assert (config.data, config.image_size) == ("folder", 224)
-    assert (config.epochs, config.batch_size) == (250, 1024)
-    assert (config.learning_rate, config.warmup_epochs) == (0.5, 0)
-    assert (config.momentum, config.weight_decay) == (0.9, 1e-4)
-    assert (config.rule, config.widths_per_step) == ("sandwich", 4)
-    assert (config.nonuniform, config.lattice) == (False, None)
-    assert (config.distill, config.temperature, config.truth) == (True, 1.0, 0.0)
-    assert (config.method, config.high, config.divisor) == ("us", 1.0, 8)
-    assert config.low == (0.25 if name.endswith("v1") else 0.35)
-    assert config.model == name.removeprefix("imagenet_us_")
+    settings = recipe(name)
+    assert isinstance(settings, ClassificationSettings)
+    assert (settings.data, settings.image_size) == ("folder", 224)
+    assert (settings.epochs, settings.batch_size) == (250, 1024)
+    assert (settings.learning_rate, settings.warmup_epochs) == (0.5, 0)
+    assert (settings.momentum, settings.weight_decay) == (0.9, 1e-4)
+    assert (settings.rule, settings.widths_per_step) == ("sandwich", 4)
+    assert (settings.nonuniform, settings.lattice) == (False, None)
+    assert (settings.distill, settings.temperature, settings.truth) == (True, 1.0, 0.0)
+    assert (settings.method, settings.high, settings.divisor) == ("us", 1.0, 8)
+    assert settings.low == (0.25 if name.endswith("v1") else 0.35)
+    assert settings.model == name.removeprefix("imagenet_us_")
 
 
 def test_the_default_needs_no_download() -> None:

@@ -18,7 +18,7 @@ def predict(trained: TrainedClassifier, image: Path, top: int = 5) -> list[tuple
     if top < 1:
         raise AnywidthError(f"top={top}: expected at least 1 class")
     state = trained.run.state()
-    pixels = _read(image, state["input_shape"], crops=trained.config.data not in ARRAY_NAMES)
+    pixels = _read(image, state["input_shape"], crops=trained.settings.data not in ARRAY_NAMES)
     mean, std = (torch.tensor(state[name]).view(-1, 1, 1) for name in ("mean", "std"))
     batch = ((pixels.float() / 255 - mean) / std)[None]
     with torch.no_grad():

@@ -1,7 +1,7 @@
 """Image classification: one network trained for all widths, and the baselines beside it.
 
 The same code trains a universally slimmable network (US-Net), a slimmable one with a few switches
-(S-Net) and an individually trained one (I-Net); `ClassificationConfig.method` says which.
+(S-Net) and an individually trained one (I-Net); `ClassificationSettings.method` says which.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from anywidth.app.data.classification import ClassificationData, Loader, load_cl
 from anywidth.app.model_spec import load_model
 from anywidth.app.runs.loop import RATE_SHARE, Training, load_weights, save_final, train
 from anywidth.app.runs.run import Run
-from anywidth.app.tasks.classification.config import ClassificationConfig, check_choices
+from anywidth.app.tasks.classification.settings import ClassificationSettings, check_choices
 from anywidth.distributed import local_device, rank, sum_over_ranks, world_size
 from anywidth.errors import AnywidthError
 from anywidth.measuring.progress import training_progress
@@ -44,73 +44,75 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def load_data(
-    config: ClassificationConfig, device: torch.device, *, shared: bool = False
+    settings: ClassificationSettings, device: torch.device, *, shared: bool = False
 ) -> ClassificationData:
     """The data of a configuration; `shared` gives each rank its part of every batch."""
-    augmentation: Any = Augmentation(config.flip, config.crop_padding, cutout=config.cutout)
-    if config.data not in ("bundled", "fashion_mnist", "cifar10", "cifar100"):
+    augmentation: Any = Augmentation(settings.flip, settings.crop_padding, cutout=settings.cutout)
+    if settings.data not in ("bundled", "fashion_mnist", "cifar10", "cifar100"):
         from anywidth.app.data.folder_images import FolderAugmentation
 
-        augmentation = FolderAugmentation(flip=config.flip)
+        augmentation = FolderAugmentation(flip=settings.flip)
     return load_classification(
-        config.data,
-        config.data_dir,
-        batch_size=config.batch_size,
-        evaluation_batch_size=config.evaluation_batch_size,
+        settings.data,
+        settings.data_dir,
+        batch_size=settings.batch_size,
+        evaluation_batch_size=settings.evaluation_batch_size,
         augmentation=augmentation,
-        seed=config.seed,
+        seed=settings.seed,
         device=device,
         rank=rank() if shared else 0,
         world_size=world_size() if shared else 1,
-        workers=config.workers,
-        image_size=config.image_size,
-        limit=config.limit,
-        validation=config.validation,
-        skip_corrupt=config.skip_corrupt,
+        workers=settings.workers,
+        image_size=settings.image_size,
+        limit=settings.limit,
+        validation=settings.validation,
+        skip_corrupt=settings.skip_corrupt,
     )
 
 
 def calibration_images(
-    data: ClassificationData, config: ClassificationConfig, samples: int | None = None
+    data: ClassificationData, settings: ClassificationSettings, samples: int | None = None
 ) -> Any:
     """Training images for batch-norm statistics; `samples` of them at random, or all."""
     loader: Any = data.calibration
-    if config.calibration_augmented:
-        size = config.evaluation_batch_size
-        loader = data.train.subset(data.train.samples, config.seed, batch_size=size, augmented=True)
+    if settings.calibration_augmented:
+        size = settings.evaluation_batch_size
+        loader = data.train.subset(
+            data.train.samples, settings.seed, batch_size=size, augmented=True
+        )
     if samples is None or samples >= loader.samples:
         return loader
-    return loader.subset(samples, seed=config.seed, augmented=True)
+    return loader.subset(samples, seed=settings.seed, augmented=True)
 
 
 def build_model(
-    config: ClassificationConfig, classes: int, input_shape: tuple[int, int, int]
+    settings: ClassificationSettings, classes: int, input_shape: tuple[int, int, int]
 ) -> nn.Module:
     """The converted network of a configuration, with its initial weights."""
-    torch.manual_seed(config.seed)
+    torch.manual_seed(settings.seed)
     options: dict[str, Any] = {"num_classes": classes}
-    if ":" not in config.model:
+    if ":" not in settings.model:
         options["in_channels"] = input_shape[0]
-        if config.total_stride is not None:
-            options["total_stride"] = config.total_stride
-        if config.strides is not None:
-            options["strides"] = config.strides
-    model = load_model(config.model, **options)
+        if settings.total_stride is not None:
+            options["total_stride"] = settings.total_stride
+        if settings.strides is not None:
+            options["strides"] = settings.strides
+    model = load_model(settings.model, **options)
     example = torch.randn(2, *input_shape)
-    widths = WidthRange(config.low, config.high, config.divisor)
-    if config.method == "i" and config.width < 1:
+    widths = WidthRange(settings.low, settings.high, settings.divisor)
+    if settings.method == "i" and settings.width < 1:
         # A network of that width built for it: its initial weights know its own fan-out.
-        wide = WidthRange(min(config.low, config.width), 1.0, config.divisor)
+        wide = WidthRange(min(settings.low, settings.width), 1.0, settings.divisor)
         slimmable(model, None, wide, example_input=example, verified=False)
-        model = extract_quietly(model, config.width)
+        model = extract_quietly(model, settings.width)
         initialize(model)
-        widths = WidthRange(1.0, 1.0, config.divisor)
-    slimmable(model, None, widths, example_input=example, average_outputs=config.average_outputs)
-    if config.method == "s":
-        for width in config.switches:
+        widths = WidthRange(1.0, 1.0, settings.divisor)
+    slimmable(model, None, widths, example_input=example, average_outputs=settings.average_outputs)
+    if settings.method == "s":
+        for width in settings.switches:
             track_statistics(model, width)
-        if config.private_affine:
-            add_private_affine(model, config.switches)
+        if settings.private_affine:
+            add_private_affine(model, settings.switches)
     return to_channels_last(model)
 
 
@@ -119,40 +121,40 @@ def to_channels_last(model: nn.Module) -> nn.Module:
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def sampling_of(config: ClassificationConfig) -> Sampling:
-    if config.method == "i":
-        return Sampling("fixed", widths=(1.0,), seed=config.seed)
-    if config.method == "s":
-        return Sampling("fixed", widths=config.switches, seed=config.seed)
+def sampling_of(settings: ClassificationSettings) -> Sampling:
+    if settings.method == "i":
+        return Sampling("fixed", widths=(1.0,), seed=settings.seed)
+    if settings.method == "s":
+        return Sampling("fixed", widths=settings.switches, seed=settings.seed)
     return Sampling(
-        config.rule,
-        config.widths_per_step,
-        config.nonuniform,
-        config.lattice,
-        seed=config.seed,
+        settings.rule,
+        settings.widths_per_step,
+        settings.nonuniform,
+        settings.lattice,
+        seed=settings.seed,
     )
 
 
-def make_optimizer(model: nn.Module, config: ClassificationConfig) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, settings: ClassificationSettings) -> torch.optim.Optimizer:
     """SGD; weight decay on linear weights and on convolutions that are not depthwise.
 
     The last layer, which is the classifier of most networks, may have a learning rate of its own.
     """
     layers = [module for module in model.modules() if isinstance(module, _LAYERS)]
     groups: dict[tuple[float, float], list[nn.Parameter]] = {
-        (config.weight_decay, 1.0): [],
+        (settings.weight_decay, 1.0): [],
         (0.0, 1.0): [],
     }
     seen: set[nn.Parameter] = set()
     for module in model.modules():
-        share = config.head_rate if layers and module is layers[-1] else 1.0
+        share = settings.head_rate if layers and module is layers[-1] else 1.0
         for name, parameter in module.named_parameters(recurse=False):
             if parameter in seen:  # tied: it belongs to the first that has it
                 continue
             seen.add(parameter)
             is_depthwise = isinstance(module, nn.Conv2d) and 1 < module.groups == module.in_channels
             is_decayed = isinstance(module, _LAYERS) and name == "weight" and not is_depthwise
-            decay = config.weight_decay if is_decayed else 0.0
+            decay = settings.weight_decay if is_decayed else 0.0
             groups.setdefault((decay, share), []).append(parameter)
     return torch.optim.SGD(
         [
@@ -160,9 +162,9 @@ def make_optimizer(model: nn.Module, config: ClassificationConfig) -> torch.opti
             for (decay, share), parameters in groups.items()
             if parameters
         ],
-        lr=config.learning_rate,
-        momentum=config.momentum,
-        nesterov=config.momentum > 0,
+        lr=settings.learning_rate,
+        momentum=settings.momentum,
+        nesterov=settings.momentum > 0,
         fused=all(parameter.is_cuda for parameter in model.parameters()) or None,
     )
 
@@ -184,43 +186,43 @@ _PRECISIONS: dict[str, torch.dtype | Literal["auto"] | None] = {
 # ---- training ------------------------------------------------------------------------------------
 
 
-def train_run(run: Run, config: ClassificationConfig) -> bool:
+def train_run(run: Run, settings: ClassificationSettings) -> bool:
     """Trains until the last epoch, or an interrupt (then false); resumes where the run left off."""
-    check_choices(config)
-    device = local_device(config.device)
-    data = load_data(config, device, shared=True)
-    model = build_model(config, len(data.classes), data.input_shape).to(device)
-    has_teacher = config.method == "us" and config.rule in ("sandwich", "max+random")
-    distill = partial(soft_cross_entropy, temperature=config.temperature)
+    check_choices(settings)
+    device = local_device(settings.device)
+    data = load_data(settings, device, shared=True)
+    model = build_model(settings, len(data.classes), data.input_shape).to(device)
+    has_teacher = settings.method == "us" and settings.rule in ("sandwich", "max+random")
+    distill = partial(soft_cross_entropy, temperature=settings.temperature)
     step = SandwichStep(
         model,
-        make_optimizer(model, config),
-        partial(F.cross_entropy, label_smoothing=config.label_smoothing),
-        distill if config.distill and has_teacher else None,
-        sampling_of(config),
-        truth=config.truth,
-        autocast=_PRECISIONS[config.precision],
+        make_optimizer(model, settings),
+        partial(F.cross_entropy, label_smoothing=settings.label_smoothing),
+        distill if settings.distill and has_teacher else None,
+        sampling_of(settings),
+        truth=settings.truth,
+        autocast=_PRECISIONS[settings.precision],
         # Configurations that never come again are not worth capturing.
-        engine="eager" if config.nonuniform and config.lattice is None else "auto",
-        kernels=config.kernels,
+        engine="eager" if settings.nonuniform and settings.lattice is None else "auto",
+        kernels=settings.kernels,
     )
-    if config.lattice is not None and config.method == "us" and device.type == "cuda":
+    if settings.lattice is not None and settings.method == "us" and device.type == "cuda":
         # No configuration is met for the first time in the middle of training.
         images, labels = next(iter(data.train.epoch(0)))
-        step.warm_up(plan_of(model).lattice(config.lattice)[::-1], images, labels)
-    total = config.epochs * len(data.train)
-    warmup = round(config.warmup_epochs * len(data.train))
+        step.warm_up(plan_of(model).lattice(settings.lattice)[::-1], images, labels)
+    total = settings.epochs * len(data.train)
+    warmup = round(settings.warmup_epochs * len(data.train))
     training = Training(
         run,
         step,
         data.train,
-        config.epochs,
-        lambda number: learning_rate(number, total, warmup, config.learning_rate),
+        settings.epochs,
+        lambda number: learning_rate(number, total, warmup, settings.learning_rate),
         _measure,
-        partial(_validate, model, data.validation, _ends(config)),
-        config.validate_every,
-        config.log_every,
-        config.checkpoint_every,
+        partial(_validate, model, data.validation, _ends(settings)),
+        settings.validate_every,
+        settings.log_every,
+        settings.checkpoint_every,
     )
     if not train(training):
         return False
@@ -249,15 +251,15 @@ def _measure(result: StepResult, labels: Tensor) -> dict[str, Tensor]:
     return values
 
 
-def _ends(config: ClassificationConfig) -> dict[str, float]:
+def _ends(settings: ClassificationSettings) -> dict[str, float]:
     """The widths whose statistics are tracked while training, by the name they are logged under."""
-    if config.method == "i":
+    if settings.method == "i":
         return {"max": 1.0}
-    if config.method == "s":
-        return {"max": max(config.switches), "min": min(config.switches)}
-    ends = {"max": config.high, "min": config.low}
+    if settings.method == "s":
+        return {"max": max(settings.switches), "min": min(settings.switches)}
+    ends = {"max": settings.high, "min": settings.low}
     rules = {"random": (), "min+random": ("min",), "max+random": ("max",)}
-    return {name: ends[name] for name in rules.get(config.rule, ("max", "min"))}
+    return {name: ends[name] for name in rules.get(settings.rule, ("max", "min"))}
 
 
 def _validate(model: nn.Module, loader: Loader, ends: dict[str, float]) -> dict[str, float]:
@@ -307,15 +309,15 @@ class TrainedClassifier:
     """A finished run: its network as trained, with its statistics, and its data if asked for."""
 
     run: Run
-    config: ClassificationConfig
+    settings: ClassificationSettings
     model: nn.Module
     data: ClassificationData | None
 
     @property
     def name(self) -> str:
         """What the network is called in plots and tables."""
-        kind = {"us": "US", "s": "S", "i": "I"}[self.config.method]
-        return f"{kind}-{self.config.model.rpartition(':')[2]}"
+        kind = {"us": "US", "s": "S", "i": "I"}[self.settings.method]
+        return f"{kind}-{self.settings.model.rpartition(':')[2]}"
 
     @property
     def widths(self) -> list[float]:
@@ -323,11 +325,11 @@ class TrainedClassifier:
 
         Widths are the network's own: an I-Net's is 1.0, all of what was built for its one width.
         """
-        if self.config.method == "s":
-            return sorted(self.config.switches)
-        if self.config.method == "i":
+        if self.settings.method == "s":
+            return sorted(self.settings.switches)
+        if self.settings.method == "i":
             return [1.0]
-        return spectrum_widths(self.config.low, self.config.high)
+        return spectrum_widths(self.settings.low, self.settings.high)
 
     def calibrate(
         self, widths: Sequence[Width], samples: int | None = None, method: str | None = None
@@ -337,11 +339,11 @@ class TrainedClassifier:
         With several ranks all must call it: the widths are shared out.
         """
         if samples is None:
-            samples = self.config.calibration_samples
+            samples = self.settings.calibration_samples
         if samples is not None and samples < 2:
             raise AnywidthError(f"samples={samples}: batch statistics need at least 2")
-        loader = calibration_images(self._loaded(), self.config, samples)
-        chosen: Any = method or self.config.calibration_method
+        loader = calibration_images(self._loaded(), self.settings, samples)
+        chosen: Any = method or self.settings.calibration_method
         networks = len({plan_of(self.model).resolve(width) for width in widths})
         mine = math.ceil(networks / world_size())
         with training_progress(len(loader) * mine, description="calibrating") as shown:
@@ -364,22 +366,22 @@ def open_trained(
     folder: str | Path,
     device: str = "auto",
     with_data: bool = True,
-    config: ClassificationConfig | None = None,
+    settings: ClassificationSettings | None = None,
 ) -> TrainedClassifier:
     """Loads a finished run for calibrating, evaluating or predicting.
 
-    A `config` given stands for the run's own: its data may lie elsewhere by now.
+    A `settings` given stands for the run's own: its data may lie elsewhere by now.
     """
     run = Run.open_finished(folder, writing=rank() == 0)
-    config = config or run.read_config(ClassificationConfig)
+    settings = settings or run.read_settings(ClassificationSettings)
     place = local_device(device)
     state = run.state()
     channels, height, width = state["input_shape"]
-    model = build_model(config, len(state["classes"]), (channels, height, width))
+    model = build_model(settings, len(state["classes"]), (channels, height, width))
     load_weights(model, run.model_tensors(), run.folder)
     load_statistics(model, *run.load_part("statistics"))
     model.to(place).eval()
     if place.type == "cuda":
-        use_kernels(model, config.kernels)  # else every new width would cost seconds
-    data = load_data(config, place) if with_data else None
-    return TrainedClassifier(run, config, model, data)
+        use_kernels(model, settings.kernels)  # else every new width would cost seconds
+    data = load_data(settings, place) if with_data else None
+    return TrainedClassifier(run, settings, model, data)

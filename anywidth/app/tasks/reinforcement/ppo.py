@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anywidth.app.tasks.common_choices import precision_of
-from anywidth.app.tasks.reinforcement.config import ReinforcementConfig
 from anywidth.app.tasks.reinforcement.environments import make_environment
 from anywidth.app.tasks.reinforcement.rollout import Collector, Rollout
+from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings
 from anywidth.errors import AnywidthError
 from anywidth.seeds import derive_seed
 from anywidth.training.distillation import WithTargets
@@ -86,7 +86,7 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 def ppo_loss(
-    config: ReinforcementConfig, output: Output, targets: Targets, *, played: bool = True
+    settings: ReinforcementSettings, output: Output, targets: Targets, *, played: bool = True
 ) -> Tensor:
     """PPO's loss of a batch; `played` says whether the width is the one that played it."""
     logits, values = output[0].float(), output[1].float()
@@ -96,11 +96,11 @@ def ppo_loss(
         targets["log_probabilities"],
         targets["advantages"],
         targets["clip"],
-        None if played else config.dual_clip,
+        None if played else settings.dual_clip,
     )
-    before = targets["values"] if config.clip_values and played else None
+    before = targets["values"] if settings.clip_values and played else None
     value = value_loss(values, targets["returns"], before, targets["clip"])
-    return policy + config.value_weight * value - config.entropy_weight * entropy(logits)
+    return policy + settings.value_weight * value - settings.entropy_weight * entropy(logits)
 
 
 def divergence(output: Output, widest: Output) -> Tensor:
@@ -113,30 +113,30 @@ def divergence(output: Output, widest: Output) -> Tensor:
     )
 
 
-def follow_widest(config: ReinforcementConfig, output: Output, widest: Output) -> Tensor:
+def follow_widest(settings: ReinforcementSettings, output: Output, widest: Output) -> Tensor:
     """What a narrower width learns of the widest: its policy, and its value.
 
     Fewer units must speak louder to say the same, and what they share makes the widest louder too.
     Without the entropy the policy becomes certain too early, at all widths.
     """
     value = value_loss(output[1].float(), widest[1].float())
-    loss = divergence(output, widest) + config.value_weight * value
-    return config.distill_weight * loss - config.entropy_weight * entropy(output[0].float())
+    loss = divergence(output, widest) + settings.value_weight * value
+    return settings.distill_weight * loss - settings.entropy_weight * entropy(output[0].float())
 
 
 def learn_from_its_games(
-    config: ReinforcementConfig, output: Output, widest: Output, targets: Targets
+    settings: ReinforcementSettings, output: Output, widest: Output, targets: Targets
 ) -> Tensor:
     """What a narrower width learns of the widest one's roll-outs alone, off its own policy."""
-    return config.distill_weight * ppo_loss(config, output, targets, played=False)
+    return settings.distill_weight * ppo_loss(settings, output, targets, played=False)
 
 
-def distillation_of(config: ReinforcementConfig) -> Loss | WithTargets | None:
-    if config.method == "i" or config.distill == "none":
+def distillation_of(settings: ReinforcementSettings) -> Loss | WithTargets | None:
+    if settings.method == "i" or settings.distill == "none":
         return None
-    if config.distill == "ppo":
-        return WithTargets(partial(learn_from_its_games, config))
-    return partial(follow_widest, config)
+    if settings.distill == "ppo":
+        return WithTargets(partial(learn_from_its_games, settings))
+    return partial(follow_widest, settings)
 
 
 # ---- batches of roll-outs ------------------------------------------------------------------------
@@ -149,30 +149,32 @@ class RolloutLoader:
     killed run are gone.
     """
 
-    def __init__(self, config: ReinforcementConfig, model: nn.Module, device: torch.device) -> None:
-        samples = config.environments * config.rollout
-        if samples % config.batch_size or config.batch_size == 1:
+    def __init__(
+        self, settings: ReinforcementSettings, model: nn.Module, device: torch.device
+    ) -> None:
+        samples = settings.environments * settings.rollout
+        if samples % settings.batch_size or settings.batch_size == 1:
             raise AnywidthError(
-                f"batch_size={config.batch_size}: expected a divisor of {samples} above 1, the "
-                f"observations of a roll-out ({config.environments} games, {config.rollout} steps)"
+                f"batch_size={settings.batch_size}: expected a divisor of {samples} above 1, the "
+                f"observations of {settings.environments} games and {settings.rollout} steps"
             )
-        self.config = config
+        self.settings = settings
         self.model = model
         self.device = device
-        self.batch_size = config.batch_size
+        self.batch_size = settings.batch_size
         self.samples = samples
-        self.per_pass = samples // config.batch_size
-        self.rollouts = math.ceil(config.steps / samples)
+        self.per_pass = samples // settings.batch_size
+        self.rollouts = math.ceil(settings.steps / samples)
         self.agent_steps = 0
         self.playing_seconds = 0.0
         self._collector: Collector | None = None
 
     def __len__(self) -> int:
         """Updates of a roll-out."""
-        return self.config.epochs * self.per_pass
+        return self.settings.epochs * self.per_pass
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Targets]]:
-        config = self.config
+        settings = self.settings
         if self._collector is None:
             self._collector = self._begin(epoch)
         started = time.monotonic()
@@ -180,10 +182,10 @@ class RolloutLoader:
         self.playing_seconds += time.monotonic() - started
         values = rollout.values.cpu()
         gains = advantages(
-            self._rewards(rollout), values, rollout.ends, config.discount, config.smoothing
+            self._rewards(rollout), values, rollout.ends, settings.discount, settings.smoothing
         )
-        share = 1 - epoch / self.rollouts if config.anneal_clip else 1.0
-        clip = torch.tensor(config.clip * share, device=self.device)
+        share = 1 - epoch / self.rollouts if settings.anneal_clip else 1.0
+        clip = torch.tensor(settings.clip * share, device=self.device)
         whole = {
             "actions": rollout.actions[:-1],
             "log_probabilities": rollout.log_probabilities[:-1],
@@ -209,31 +211,31 @@ class RolloutLoader:
             self._collector.close()
 
     def _rewards(self, rollout: Rollout) -> Tensor:
-        return rollout.rewards[:-1].sign() if self.config.clip_rewards else rollout.rewards[:-1]
+        return rollout.rewards[:-1].sign() if self.settings.clip_rewards else rollout.rewards[:-1]
 
     def _begin(self, epoch: int) -> Collector:
         """Environments with seeds of their own for each start, so no resumed run repeats itself."""
-        config = self.config
-        name = config.environment
+        settings = self.settings
+        name = settings.environment
         is_atari = name.startswith("atari:") or name.endswith("NoFrameskip-v4")
-        parts = 2 if config.overlap and is_atari and config.environments % 2 == 0 else 1
+        parts = 2 if settings.overlap and is_atari and settings.environments % 2 == 0 else 1
         environments = [
             make_environment(
                 name,
-                config.environments // parts,
-                derive_seed("environment", config.seed, epoch, part) % 2**31,
-                threads=config.threads,
+                settings.environments // parts,
+                derive_seed("environment", settings.seed, epoch, part) % 2**31,
+                threads=settings.threads,
             )
             for part in range(parts)
         ]
-        autocast = torch.bfloat16 if precision_of(config, self.device) == "bfloat16" else None
-        return Collector(self.model, environments, config.rollout, self.device, autocast)
+        autocast = torch.bfloat16 if precision_of(settings, self.device) == "bfloat16" else None
+        return Collector(self.model, environments, settings.rollout, self.device, autocast)
 
     def _part(self, epoch: int, update: int) -> Tensor:
         """The observations of an update: each pass goes through all, in an order of its own."""
         pass_number, position = divmod(update, self.per_pass)
         generator = torch.Generator()
-        generator.manual_seed(derive_seed("order", self.config.seed, epoch, pass_number))
+        generator.manual_seed(derive_seed("order", self.settings.seed, epoch, pass_number))
         order = torch.randperm(self.per_pass * self.batch_size, generator=generator)
         return order[position * self.batch_size :][: self.batch_size].to(self.device)
 
@@ -242,7 +244,7 @@ def normalised(values: Tensor) -> Tensor:
     return (values - values.mean()) / (values.std() + 1e-8)
 
 
-def learning_rate(config: ReinforcementConfig, update: int, total: int) -> float:
+def learning_rate(settings: ReinforcementSettings, update: int, total: int) -> float:
     """Adam's first steps are of full size whatever the gradients are; a rise keeps units alive."""
-    rise = min(1.0, (update + 1) / (config.warmup_updates + 1))
-    return config.learning_rate * rise * (1 - update / total if config.anneal else 1.0)
+    rise = min(1.0, (update + 1) / (settings.warmup_updates + 1))
+    return settings.learning_rate * rise * (1 - update / total if settings.anneal else 1.0)

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from anywidth.app.runs.loop import Training, load_weights, save_final, train
 from anywidth.app.runs.run import Run
 from anywidth.app.tasks.common_choices import precision_of, sampling_of
-from anywidth.app.tasks.reinforcement.config import ReinforcementConfig, check_choices
 from anywidth.app.tasks.reinforcement.playing import GameScores, play_games
 from anywidth.app.tasks.reinforcement.policies import actions_and_shape, build_model
 from anywidth.app.tasks.reinforcement.ppo import (
@@ -35,6 +34,7 @@ from anywidth.app.tasks.reinforcement.ppo import (
     ppo_loss,
     value_loss,
 )
+from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings, check_choices
 from anywidth.distributed import local_device, rank, world_size
 from anywidth.errors import AnywidthError
 from anywidth.seeds import derive_seed
@@ -46,41 +46,41 @@ from anywidth.width import Width
 # ---- training ------------------------------------------------------------------------------------
 
 
-def train_run(run: Run, config: ReinforcementConfig) -> bool:
+def train_run(run: Run, settings: ReinforcementSettings) -> bool:
     """Trains until the last step, or an interrupt (then false); resumes where the run left off."""
     if world_size() > 1:
         raise AnywidthError("reinforcement learning runs in one process: start it without torchrun")
-    check_choices(config)
-    device = local_device(config.device)
-    actions, shape = actions_and_shape(config.environment)
-    model = build_model(config, actions, shape).to(device)
-    precision = precision_of(config, device)
+    check_choices(settings)
+    device = local_device(settings.device)
+    actions, shape = actions_and_shape(settings.environment)
+    model = build_model(settings, actions, shape).to(device)
+    precision = precision_of(settings, device)
     optimizer = torch.optim.Adam(
-        model.parameters(), lr=config.learning_rate, eps=1e-5, fused=device.type == "cuda"
+        model.parameters(), lr=settings.learning_rate, eps=1e-5, fused=device.type == "cuda"
     )
     step = SandwichStep(
         model,
         optimizer,
-        partial(ppo_loss, config),
-        distillation_of(config),
-        sampling_of(config),
+        partial(ppo_loss, settings),
+        distillation_of(settings),
+        sampling_of(settings),
         autocast=torch.bfloat16 if precision == "bfloat16" else None,
-        after_backward=partial(_clip_gradients, model, config.gradient_clip),
+        after_backward=partial(_clip_gradients, model, settings.gradient_clip),
     )
-    loader = RolloutLoader(config, model, device)
+    loader = RolloutLoader(settings, model, device)
     total = loader.rollouts * len(loader)
     training = Training(
         run,
         step,
         loader,
         loader.rollouts,
-        lambda update: learning_rate(config, update, total),
-        Measures(config, loader),
-        partial(validate, model, config, loader),
-        config.validate_every,
-        config.log_every * len(loader),
-        config.checkpoint_every * len(loader),
-        description=config.name,
+        lambda update: learning_rate(settings, update, total),
+        Measures(settings, loader),
+        partial(validate, model, settings, loader),
+        settings.validate_every,
+        settings.log_every * len(loader),
+        settings.checkpoint_every * len(loader),
+        description=settings.name,
         counts_images=False,
     )
     with contextlib.closing(loader), tf32_arithmetic(precision != "float32"):
@@ -103,8 +103,8 @@ def _clip_gradients(model: nn.Module, most: float) -> None:
 class Measures:
     """What is logged of an update: how PPO goes, how far the narrowest is, games and pace."""
 
-    def __init__(self, config: ReinforcementConfig, loader: RolloutLoader) -> None:
-        self.config = config
+    def __init__(self, settings: ReinforcementSettings, loader: RolloutLoader) -> None:
+        self.settings = settings
         self.loader = loader
         self._before = (0.0, 0, 0.0)
 
@@ -124,7 +124,7 @@ class Measures:
             - (targets["returns"] - values).var() / targets["returns"].var(),
         }
         if len(result.outputs) > 1:
-            found[f"divergence/{self.config.low}"] = divergence(*result.outputs[1::-1])
+            found[f"divergence/{self.settings.low}"] = divergence(*result.outputs[1::-1])
         # Agent steps outgrow the whole numbers that float32 can hold.
         numbers = {**self._pace(), **self._games()}
         return found | {n: torch.tensor(v, dtype=torch.float64) for n, v in numbers.items()}
@@ -144,23 +144,23 @@ class Measures:
         return {"training_score": sum(scores) / len(scores)} if scores else {}
 
 
-def curve_widths(config: ReinforcementConfig) -> list[float]:
+def curve_widths(settings: ReinforcementSettings) -> list[float]:
     """The widths of the learning curves: both ends and two between, as in the paper's figure."""
-    if config.method == "i":
+    if settings.method == "i":
         return [1.0]
-    return [round(config.low + i * (config.high - config.low) / 3, 6) for i in range(4)]
+    return [round(settings.low + i * (settings.high - settings.low) / 3, 6) for i in range(4)]
 
 
 def validate(
-    model: nn.Module, config: ReinforcementConfig, loader: RolloutLoader
+    model: nn.Module, settings: ReinforcementSettings, loader: RolloutLoader
 ) -> dict[str, float]:
     """Mean scores of a few games at each width of the curves; other games at every point."""
-    seed = derive_seed("curve", config.seed, loader.agent_steps)
+    seed = derive_seed("curve", settings.seed, loader.agent_steps)
     found = {"agent_steps": float(loader.agent_steps)}
-    for width in curve_widths(config):
+    for width in curve_widths(settings):
         with at_width(model, width):
-            games = play(model, config, config.curve_games, seed, greedy=False)
-        label = config.width if config.method == "i" else width
+            games = play(model, settings, settings.curve_games, seed, greedy=False)
+        label = settings.width if settings.method == "i" else width
         found[f"score/{label}"] = games.mean
     return found
 
@@ -169,17 +169,17 @@ def validate(
 
 
 def play(
-    model: nn.Module, config: ReinforcementConfig, games: int, seed: int, *, greedy: bool
+    model: nn.Module, settings: ReinforcementSettings, games: int, seed: int, *, greedy: bool
 ) -> GameScores:
     """Full games at the width the network is set to."""
     return play_games(
         model,
-        config.environment,
+        settings.environment,
         games,
         seed,
         greedy=greedy,
-        most_steps=config.longest_game,
-        threads=config.threads,
+        most_steps=settings.longest_game,
+        threads=settings.threads,
     )
 
 
@@ -188,12 +188,12 @@ class TrainedPolicy:
     """A finished run: its network as trained."""
 
     run: Run
-    config: ReinforcementConfig
+    settings: ReinforcementSettings
     model: nn.Module
 
     @property
     def name(self) -> str:
-        return self.config.name
+        return self.settings.name
 
     @property
     def widths(self) -> list[float]:
@@ -201,9 +201,9 @@ class TrainedPolicy:
 
         Widths are the network's own: an I-Net's is 1.0, all of what was built for its one width.
         """
-        if self.config.method == "i":
+        if self.settings.method == "i":
             return [1.0]
-        low, high = self.config.low, self.config.high
+        low, high = self.settings.low, self.settings.high
         between = [width for width in (0.4, 0.5, 0.75) if low < width < high]
         return [low, *between, high]
 
@@ -215,10 +215,10 @@ class TrainedPolicy:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Mean scores of full games, actions sampled and greedy; the same games at every width."""
-        seed = derive_seed("evaluation", self.config.seed)
+        seed = derive_seed("evaluation", self.settings.seed)
         found: dict[str, float] = {}
         for name, greedy in (("score", False), ("greedy_score", True)):
-            games = play(model, self.config, self.config.evaluation_games, seed, greedy=greedy)
+            games = play(model, self.settings, self.settings.evaluation_games, seed, greedy=greedy)
             found |= {name: games.mean, f"{name}_standard_error": games.standard_error}
         return found
 
@@ -227,13 +227,13 @@ def open_trained(
     folder: str | Path,
     device: str = "auto",
     with_data: bool = True,
-    config: ReinforcementConfig | None = None,
+    settings: ReinforcementSettings | None = None,
 ) -> TrainedPolicy:
     """Loads a finished run for evaluating or playing; its data are games, made when asked for."""
     run = Run.open_finished(folder, writing=rank() == 0)
-    config = config or run.read_config(ReinforcementConfig)
+    settings = settings or run.read_settings(ReinforcementSettings)
     state = run.state()
-    model = build_model(config, state["actions"], tuple(state["observation_shape"]))
+    model = build_model(settings, state["actions"], tuple(state["observation_shape"]))
     load_weights(model, run.model_tensors(), run.folder)
     model.to(local_device(device)).eval()
-    return TrainedPolicy(run, config, model)
+    return TrainedPolicy(run, settings, model)

@@ -48,14 +48,14 @@ def crop_sections(trained: TrainedUpscaler) -> list[Section]:
     """For the most detailed pictures: bicubic, several widths and the truth, in one strip each."""
     plan = trained.widths
     widths = [width for width in WIDTHS if min(plan) <= width <= max(plan)] or plan[:1]
-    if trained.config.method == "i":
+    if trained.settings.method == "i":
         widths = [1.0]
     sections = []
     for crop in most_detailed(trained.pictures(), PICTURES):
         shown = {"bicubic": crop.bicubic}
         for width in widths:
             with at_width(trained.model, width):
-                is_alone = trained.config.method == "i"
+                is_alone = trained.settings.method == "i"
                 label = trained.name if is_alone else f"width {format_width(width)}"
                 shown[label] = predict(trained.model, crop.low).cpu()
         scores = {name: _psnr(crop, picture) for name, picture in shown.items()}

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from anywidth.app.runs.loop import Training, load_weights, save_final, train
 from anywidth.app.runs.run import Run
 from anywidth.app.tasks.common_choices import precision_of, sampling_of
-from anywidth.app.tasks.super_resolution.config import SuperResolutionConfig, check_choices
 from anywidth.app.tasks.super_resolution.image_quality import WINDOW
 from anywidth.app.tasks.super_resolution.patches import PatchLoader
 from anywidth.app.tasks.super_resolution.pictures import (
@@ -29,6 +28,7 @@ from anywidth.app.tasks.super_resolution.pictures import (
     load_pairs,
 )
 from anywidth.app.tasks.super_resolution.resize import upscale
+from anywidth.app.tasks.super_resolution.settings import SuperResolutionSettings, check_choices
 from anywidth.app.tasks.super_resolution.upscaling import Sets, evaluate, mean_psnr
 from anywidth.distributed import local_device, rank, world_size
 from anywidth.errors import AnywidthError
@@ -47,43 +47,43 @@ EXAMPLE_SIDE = 48
 # ---- data, network, optimiser --------------------------------------------------------------------
 
 
-def load_training_pictures(config: SuperResolutionConfig) -> PicturePairs:
+def load_training_pictures(settings: SuperResolutionSettings) -> PicturePairs:
     folder = BUNDLED / "train"
-    if config.data_dir is not None:
-        folder = _folder(config.data_dir, "--data-dir")
-    return load_pairs(folder, config.scale, patch=config.patch, cache=config.cache_dir)
+    if settings.data_dir is not None:
+        folder = _folder(settings.data_dir, "--data-dir")
+    return load_pairs(folder, settings.scale, patch=settings.patch, cache=settings.cache_dir)
 
 
-def load_evaluation_sets(config: SuperResolutionConfig) -> dict[str, PicturePairs]:
+def load_evaluation_sets(settings: SuperResolutionSettings) -> dict[str, PicturePairs]:
     """The pictures to evaluate on by the name of their set, the smallest set first."""
     # Inside the border that is cut, SSIM needs room for its window.
-    smallest = math.ceil((WINDOW + 2 * config.scale) / config.scale)
+    smallest = math.ceil((WINDOW + 2 * settings.scale) / settings.scale)
     sets = {
         name: load_pairs(
             folder,
-            config.scale,
+            settings.scale,
             split="valid",
             patch=smallest,
-            cache=config.cache_dir,
+            cache=settings.cache_dir,
             subfolders=subfolders,
         )
-        for name, (folder, subfolders) in _evaluation_folders(config).items()
+        for name, (folder, subfolders) in _evaluation_folders(settings).items()
     }
     return dict(sorted(sets.items(), key=lambda item: (len(item[1]), item[0])))
 
 
-def _evaluation_folders(config: SuperResolutionConfig) -> dict[str, tuple[Path, bool]]:
+def _evaluation_folders(settings: SuperResolutionSettings) -> dict[str, tuple[Path, bool]]:
     """Each set's folder, and whether its subfolders are part of it.
 
     These are the subfolders of `eval_dir`, and the pictures beside them as one more set; else
     DIV2K's validation pictures; else the bundled ones.
     """
-    given = config.eval_dir or config.data_dir
+    given = settings.eval_dir or settings.data_dir
     if given is not None and (Path(given) / "DIV2K_valid_HR").is_dir():
         return {"DIV2K": (Path(given), True)}
-    if config.eval_dir is None:
+    if settings.eval_dir is None:
         return {"bundled": (BUNDLED / "eval", True)}
-    folder = _folder(config.eval_dir, "--eval-dir")
+    folder = _folder(settings.eval_dir, "--eval-dir")
     paths = find_images(folder)
     inside = {path.relative_to(folder).parts[0] for path in paths if path.parent != folder}
     found = {name: (folder / name, True) for name in inside if not name.startswith(".")}
@@ -101,26 +101,26 @@ def _folder(place: str, option: str) -> Path:
     return Path(place)
 
 
-def build_model(config: SuperResolutionConfig) -> WDSR:
+def build_model(settings: SuperResolutionSettings) -> WDSR:
     """The converted network of a configuration, with its initial weights.
 
     At width k / channels it is the WDSR of k channels: inside each block the wide activation is
     kept at its multiple of what the block carries, where rounding alone could miss by one.
     """
-    torch.manual_seed(config.seed)
-    channels, widths = config.channels, WidthRange(config.low, config.high, config.divisor)
-    if config.method == "i":
+    torch.manual_seed(settings.seed)
+    channels, widths = settings.channels, WidthRange(settings.low, settings.high, settings.divisor)
+    if settings.method == "i":
         # Built for its width: the initial weights know their own fan-in.
-        if not 0 < config.width <= 1:
-            raise AnywidthError(f"width={config.width}: an I-Net's width is a number in (0, 1]")
-        channels = min(channels, round_channels(channels * config.width, config.divisor))
-        widths = WidthRange(1.0, 1.0, config.divisor)
-    model = wdsr(channels, config.blocks, config.scale)
-    if config.bicubic_start:
+        if not 0 < settings.width <= 1:
+            raise AnywidthError(f"width={settings.width}: an I-Net's width is a number in (0, 1]")
+        channels = min(channels, round_channels(channels * settings.width, settings.divisor))
+        widths = WidthRange(1.0, 1.0, settings.divisor)
+    model = wdsr(channels, settings.blocks, settings.scale)
+    if settings.bicubic_start:
         start_from_bicubic(model)
     plan = make_plan(model, torch.rand(2, 3, EXAMPLE_SIDE, EXAMPLE_SIDE))
     carried = plan.group_of("head")
-    for block in range(config.blocks):
+    for block in range(settings.blocks):
         wide = plan.group_of(f"body.{block}.widen")
         plan.tie(wide.name, carried.name, wide.channels // carried.channels)
     slimmable(model, plan, widths)
@@ -155,7 +155,7 @@ def _bias(layer: nn.Conv2d) -> Tensor:
     return layer.bias
 
 
-def distillation_of(config: SuperResolutionConfig) -> Loss | None:
+def distillation_of(settings: SuperResolutionSettings) -> Loss | None:
     """What narrower widths learn beside the true patches, whose share is `truth`.
 
     Pulling a narrow width towards the widest also moves the weights they share, and with them the
@@ -163,9 +163,9 @@ def distillation_of(config: SuperResolutionConfig) -> Loss | None:
     alone (`truth=0`) it leaves all widths alike and none better than bicubic. A squared error
     fades as they come close and does not.
     """
-    if config.method == "i" or config.distill == "none":
+    if settings.method == "i" or settings.distill == "none":
         return None
-    return F.l1_loss if config.distill == "l1" else F.mse_loss
+    return F.l1_loss if settings.distill == "l1" else F.mse_loss
 
 
 def learning_rate(step: int, total: int, warmup: int, highest: float) -> float:
@@ -176,14 +176,14 @@ def learning_rate(step: int, total: int, warmup: int, highest: float) -> float:
 
 
 def make_loader(
-    config: SuperResolutionConfig, pairs: PicturePairs, device: torch.device
+    settings: SuperResolutionSettings, pairs: PicturePairs, device: torch.device
 ) -> PatchLoader:
     return PatchLoader(
         pairs,
-        batch_size=config.batch_size,
-        patch=config.patch,
-        samples=config.steps_per_epoch * config.batch_size,
-        seed=config.seed,
+        batch_size=settings.batch_size,
+        patch=settings.patch,
+        samples=settings.steps_per_epoch * settings.batch_size,
+        seed=settings.seed,
         device=device,
         pictures_on_device=_fits(pairs, device),
         rank=rank(),
@@ -202,39 +202,41 @@ def _fits(pairs: PicturePairs, device: torch.device) -> bool:
 # ---- training ------------------------------------------------------------------------------------
 
 
-def train_run(run: Run, config: SuperResolutionConfig) -> bool:
+def train_run(run: Run, settings: SuperResolutionSettings) -> bool:
     """Trains until the last step, or an interrupt (then false); resumes where the run left off."""
-    check_choices(config)
-    device = local_device(config.device)
-    precision = precision_of(config, device)
-    loader = make_loader(config, load_training_pictures(config), device)
-    sets = load_evaluation_sets(config)
-    model = build_model(config).to(device)
+    check_choices(settings)
+    device = local_device(settings.device)
+    precision = precision_of(settings, device)
+    loader = make_loader(settings, load_training_pictures(settings), device)
+    sets = load_evaluation_sets(settings)
+    model = build_model(settings).to(device)
     optimizer = torch.optim.Adam(
-        model.parameters(), lr=config.learning_rate, fused=device.type == "cuda"
+        model.parameters(), lr=settings.learning_rate, fused=device.type == "cuda"
     )
     step = SandwichStep(
         model,
         optimizer,
         F.l1_loss,
-        distillation_of(config),
-        sampling_of(config),
-        truth=config.truth,
+        distillation_of(settings),
+        sampling_of(settings),
+        truth=settings.truth,
         autocast=torch.bfloat16 if precision == "bfloat16" else None,
     )
-    total = config.epochs * len(loader)
+    total = settings.epochs * len(loader)
     training = Training(
         run,
         step,
         loader,
-        config.epochs,
-        lambda number: learning_rate(number, total, config.warmup_steps, config.learning_rate),
-        partial(_measure, _ends(config)),
-        partial(_validate, model, sets, _ends(config), config.validation_pictures),
-        config.validate_every,
-        config.log_every,
-        config.checkpoint_every,
-        description=f"{config.name} {config.width}" if config.method == "i" else config.name,
+        settings.epochs,
+        lambda number: learning_rate(number, total, settings.warmup_steps, settings.learning_rate),
+        partial(_measure, _ends(settings)),
+        partial(_validate, model, sets, _ends(settings), settings.validation_pictures),
+        settings.validate_every,
+        settings.log_every,
+        settings.checkpoint_every,
+        description=f"{settings.name} {settings.width}"
+        if settings.method == "i"
+        else settings.name,
     )
     with tf32_arithmetic(precision != "float32"):
         if not train(training):
@@ -243,11 +245,11 @@ def train_run(run: Run, config: SuperResolutionConfig) -> bool:
     return True
 
 
-def _ends(config: SuperResolutionConfig) -> dict[float, float]:
+def _ends(settings: SuperResolutionSettings) -> dict[float, float]:
     """The widths that are logged and validated, widest first, and what the network runs at."""
-    if config.method == "i":
-        return {config.width: 1.0}
-    return {width: width for width in (config.high, config.low)}
+    if settings.method == "i":
+        return {settings.width: 1.0}
+    return {width: width for width in (settings.high, settings.low)}
 
 
 def _measure(ends: Mapping[float, float], result: StepResult, targets: Tensor) -> dict[str, Tensor]:
@@ -278,13 +280,13 @@ class TrainedUpscaler:
     """A finished run: its network as trained, and the pictures to evaluate on if asked for."""
 
     run: Run
-    config: SuperResolutionConfig
+    settings: SuperResolutionSettings
     model: WDSR
     sets: Sets | None
 
     @property
     def name(self) -> str:
-        return self.config.name
+        return self.settings.name
 
     @property
     def widths(self) -> list[float]:
@@ -292,9 +294,9 @@ class TrainedUpscaler:
 
         Widths are the network's own: an I-Net's is 1.0, all of what was built for its one width.
         """
-        if self.config.method == "i":
+        if self.settings.method == "i":
             return [1.0]
-        return spectrum_widths(self.config.low, self.config.high, step=0.05)
+        return spectrum_widths(self.settings.low, self.settings.high, step=0.05)
 
     def calibrate(
         self, widths: Sequence[Width], samples: int | None = None, method: str | None = None
@@ -316,15 +318,17 @@ def open_trained(
     folder: str | Path,
     device: str = "auto",
     with_data: bool = True,
-    config: SuperResolutionConfig | None = None,
+    settings: SuperResolutionSettings | None = None,
 ) -> TrainedUpscaler:
     """Loads a finished run for evaluating or upscaling.
 
-    A `config` given stands for the run's own: its pictures may lie elsewhere by now.
+    A `settings` given stands for the run's own: its pictures may lie elsewhere by now.
     """
     run = Run.open_finished(folder, writing=rank() == 0)
-    config = config or run.read_config(SuperResolutionConfig)
-    model = build_model(config)
+    settings = settings or run.read_settings(SuperResolutionSettings)
+    model = build_model(settings)
     load_weights(model, run.model_tensors(), run.folder)
     model.to(local_device(device)).eval()
-    return TrainedUpscaler(run, config, model, load_evaluation_sets(config) if with_data else None)
+    return TrainedUpscaler(
+        run, settings, model, load_evaluation_sets(settings) if with_data else None
+    )

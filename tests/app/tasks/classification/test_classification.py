@@ -14,7 +14,7 @@ import anywidth as aw
 from anywidth.app.runs.metrics import read_metrics
 from anywidth.app.runs.run import Run
 from anywidth.app.tasks.classification.task import (
-    ClassificationConfig,
+    ClassificationSettings,
     TrainedClassifier,
     build_model,
     calibration_images,
@@ -28,7 +28,7 @@ from anywidth.app.tasks.classification.task import (
 
 pytestmark = pytest.mark.usefixtures("images_unpacked_once")
 
-TINY = ClassificationConfig(
+TINY = ClassificationSettings(
     model="tiny_networks:tiny",
     divisor=4,
     limit=1000,
@@ -40,8 +40,8 @@ TINY = ClassificationConfig(
 )
 
 
-def trained(config: ClassificationConfig, folder: Path) -> TrainedClassifier:
-    assert train_run(Run.create(folder, config), config)
+def trained(settings: ClassificationSettings, folder: Path) -> TrainedClassifier:
+    assert train_run(Run.create(folder, settings), settings)
     return open_trained(folder, "cpu")
 
 
@@ -86,10 +86,10 @@ def test_a_reopened_run_is_the_same_network(us_net: TrainedClassifier) -> None:
 
 def test_images_to_calibrate_with_are_plain_or_augmented(us_net: TrainedClassifier) -> None:
     """The same ones in the same order either way, and the same each time."""
-    data, config = us_net.data, us_net.config
+    data, settings = us_net.data, us_net.settings
     assert data is not None
-    plain = list(calibration_images(data, config, 120))
-    changed = replace(config, calibration_augmented=True)
+    plain = list(calibration_images(data, settings, 120))
+    changed = replace(settings, calibration_augmented=True)
     augmented = [list(calibration_images(data, changed, 120)) for _ in range(2)]
     assert sum(len(labels) for _, labels in plain) == 120
     for (x, labels), (y, same), (z, _) in zip(plain, *augmented, strict=True):
@@ -134,8 +134,8 @@ def test_an_ordinary_network_fails_when_sliced(tmp_path: Path) -> None:
     ids=str,
 )
 def test_every_choice_trains_and_opens(changes: dict[str, object], tmp_path: Path) -> None:
-    config = replace(TINY, limit=100, batch_size=25, epochs=1, **changes)  # type: ignore[arg-type]
-    classifier = trained(config, tmp_path / "run")
+    settings = replace(TINY, limit=100, batch_size=25, epochs=1, **changes)  # type: ignore[arg-type]
+    classifier = trained(settings, tmp_path / "run")
     classifier.calibrate(classifier.widths[:2], samples=50)
     for width in classifier.widths[:2]:
         assert 0 <= top1_error(classifier, width) <= 100
@@ -143,11 +143,11 @@ def test_every_choice_trains_and_opens(changes: dict[str, object], tmp_path: Pat
 
 
 def test_seeds_decide_the_weights(tmp_path: Path) -> None:
-    config = replace(TINY, limit=100, epochs=1)
+    settings = replace(TINY, limit=100, epochs=1)
     weights = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        run = Run.create(tmp_path / name, replace(config, seed=seed))
-        train_run(run, replace(config, seed=seed))
+        run = Run.create(tmp_path / name, replace(settings, seed=seed))
+        train_run(run, replace(settings, seed=seed))
         weights.append((tmp_path / name / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]
     assert weights[0] != weights[2]
@@ -165,9 +165,9 @@ def test_the_learning_rate_rises_and_falls_in_straight_lines() -> None:
 
 
 def test_weight_decay_spares_depthwise_convolutions_norms_and_biases() -> None:
-    config = ClassificationConfig(total_stride=16, weight_decay=3e-4)
-    model = build_model(config, 10, (1, 28, 28))
-    optimizer = make_optimizer(model, config)
+    settings = ClassificationSettings(total_stride=16, weight_decay=3e-4)
+    model = build_model(settings, 10, (1, 28, 28))
+    optimizer = make_optimizer(model, settings)
     decay = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
     assert len(decay) == len(list(model.parameters()))
     for path, module in model.named_modules():
@@ -182,7 +182,7 @@ def test_weight_decay_spares_depthwise_convolutions_norms_and_biases() -> None:
 def test_a_tied_weight_is_stepped_once() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = model[0].weight
-    optimizer = make_optimizer(model, ClassificationConfig(head_rate=0.5))
+    optimizer = make_optimizer(model, ClassificationSettings(head_rate=0.5))
     stepped = [p for group in optimizer.param_groups for p in group["params"]]
     assert sorted(map(id, stepped)) == sorted(map(id, model.parameters()))
 
@@ -238,11 +238,11 @@ def test_smoothed_labels_keep_the_loss_above_their_entropy(
 
 
 def test_sampling_follows_the_method() -> None:
-    config = replace(TINY, widths_per_step=3, rule="max+random", lattice=4, seed=9)
-    assert sampling_of(config) == aw.Sampling("max+random", 3, False, 4, seed=9)
-    switches = replace(config, method="s", switches=(0.5, 1.0))
+    settings = replace(TINY, widths_per_step=3, rule="max+random", lattice=4, seed=9)
+    assert sampling_of(settings) == aw.Sampling("max+random", 3, False, 4, seed=9)
+    switches = replace(settings, method="s", switches=(0.5, 1.0))
     assert sampling_of(switches).widths == (0.5, 1.0)
-    assert sampling_of(replace(config, method="i")).widths == (1.0,)
+    assert sampling_of(replace(settings, method="i")).widths == (1.0,)
 
 
 @pytest.mark.parametrize(
@@ -266,13 +266,13 @@ def test_sampling_follows_the_method() -> None:
 def test_choices_that_would_do_nothing_are_refused(
     changes: dict[str, object], message: str, tmp_path: Path
 ) -> None:
-    config = replace(TINY, **changes)  # type: ignore[arg-type]
+    settings = replace(TINY, **changes)  # type: ignore[arg-type]
     with pytest.raises(aw.AnywidthError, match=message):
-        train_run(Run.create(tmp_path / "run", config), config)
+        train_run(Run.create(tmp_path / "run", settings), settings)
 
 
 def test_the_spectrum_ends_at_the_widest_width(us_net: TrainedClassifier) -> None:
-    uneven = replace(us_net, config=replace(TINY, low=0.26))
+    uneven = replace(us_net, settings=replace(TINY, low=0.26))
     assert uneven.widths[:2] == [0.26, 0.285]
     assert uneven.widths[-2:] == [0.985, 1.0]
 

@@ -25,7 +25,7 @@ from anywidth.app.tasks.reinforcement.environments.recording import (
     save_recording,
 )
 from anywidth.app.tasks.reinforcement.playing import Actor, GameScores, play_games, record_game
-from anywidth.app.tasks.super_resolution.task import SuperResolutionConfig
+from anywidth.app.tasks.super_resolution.task import SuperResolutionSettings
 from anywidth.errors import AnywidthError
 from anywidth.models.atari_cnn import ActorCritic
 
@@ -278,13 +278,13 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with its initial weights, which play as if at random."""
     from anywidth.app.tasks.reinforcement.policies import build_model
-    from anywidth.app.tasks.reinforcement.task import ReinforcementConfig
+    from anywidth.app.tasks.reinforcement.task import ReinforcementSettings
 
-    config = ReinforcementConfig(environment=GAME, device="cpu")
+    settings = ReinforcementSettings(environment=GAME, device="cpu")
     folder = tmp_path_factory.mktemp("play") / "run"
-    model = build_model(config, 3, (4, 10, 10))
+    model = build_model(settings, 3, (4, 10, 10))
     state = {"actions": 3, "observation_shape": [4, 10, 10]}
-    Run.create(folder, config).save_final({"model": model.state_dict()}, {"steps": 0, **state})
+    Run.create(folder, settings).save_final({"model": model.state_dict()}, {"steps": 0, **state})
     return folder
 
 
@@ -321,7 +321,7 @@ def test_play_refuses_what_it_cannot_do(run: Path, tmp_path: Path) -> None:
     assert answer.code == 2
     assert "0.25" in answer.errors
     other = tmp_path / "other"
-    Run.create(other, SuperResolutionConfig())
+    Run.create(other, SuperResolutionSettings())
     answer = command("play", other, "--out", tmp_path / "game.gif")
     assert answer.code == 2
     assert "anywidth train rl" in answer.errors
@@ -331,13 +331,13 @@ def test_play_refuses_what_it_cannot_do(run: Path, tmp_path: Path) -> None:
 def individual(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished I-Net of width 0.25, untrained, in a folder whose name looks like markup."""
     from anywidth.app.tasks.reinforcement.policies import build_model
-    from anywidth.app.tasks.reinforcement.task import ReinforcementConfig
+    from anywidth.app.tasks.reinforcement.task import ReinforcementSettings
 
-    config = ReinforcementConfig(environment=GAME, device="cpu", method="i", width=0.25)
+    settings = ReinforcementSettings(environment=GAME, device="cpu", method="i", width=0.25)
     folder = tmp_path_factory.mktemp("play") / "a [bold] name of some length, as folders have them"
-    model = build_model(config, 3, (4, 10, 10))
+    model = build_model(settings, 3, (4, 10, 10))
     state = {"actions": 3, "observation_shape": [4, 10, 10]}
-    Run.create(folder, config).save_final({"model": model.state_dict()}, {"steps": 0, **state})
+    Run.create(folder, settings).save_final({"model": model.state_dict()}, {"steps": 0, **state})
     return folder
 
 

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anywidth.app.tasks.reinforcement.config import ReinforcementConfig, check_choices
 from anywidth.app.tasks.reinforcement.environments import Outcome
 from anywidth.app.tasks.reinforcement.ppo import (
     RolloutLoader,
@@ -27,13 +26,14 @@ from anywidth.app.tasks.reinforcement.ppo import (
     value_loss,
 )
 from anywidth.app.tasks.reinforcement.rollout import Collector
+from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings, check_choices
 from anywidth.errors import AnywidthError
 from anywidth.models.atari_cnn import mlp_policy
 from anywidth.slimming.convert import at_width, slimmable
 from anywidth.training.step import SandwichStep
 from anywidth.width import WidthRange
 
-CONFIG = ReinforcementConfig(environment="gym:CartPole-v1", device="cpu")
+SETTINGS = ReinforcementSettings(environment="gym:CartPole-v1", device="cpu")
 CLIP = torch.tensor(0.2)
 CPU = torch.device("cpu")
 
@@ -156,12 +156,12 @@ def test_the_loss_is_the_sum_of_its_parts() -> None:
     taken = logits.log_softmax(-1).gather(-1, targets["actions"][:, None])[:, 0]
     surrogate = (taken, targets["log_probabilities"], targets["advantages"], CLIP)
     clipped = value_loss(values, targets["returns"], targets["values"], CLIP)
-    config = replace(CONFIG, value_weight=0.7, entropy_weight=0.3, dual_clip=3.0)
+    settings = replace(SETTINGS, value_weight=0.7, entropy_weight=0.3, dual_clip=3.0)
     expected = policy_loss(*surrogate) + 0.7 * clipped - 0.3 * entropy(logits)
-    torch.testing.assert_close(ppo_loss(config, (logits, values), targets), expected)
+    torch.testing.assert_close(ppo_loss(settings, (logits, values), targets), expected)
     plain = value_loss(values, targets["returns"])
     expected = policy_loss(*surrogate, 3.0) + 0.7 * plain - 0.3 * entropy(logits)
-    found = ppo_loss(config, (logits, values), targets, played=False)
+    found = ppo_loss(settings, (logits, values), targets, played=False)
     torch.testing.assert_close(found, expected)
     assert policy_loss(*surrogate, 3.0) < policy_loss(*surrogate)
 
@@ -171,16 +171,16 @@ def test_what_narrower_widths_learn() -> None:
     widest, _ = batch()
     learned = divergence(output, widest) + 0.5 * value_loss(output[1], widest[1])
     expected = learned - 0.01 * entropy(output[0])
-    torch.testing.assert_close(follow_widest(CONFIG, output, widest), expected)
-    alone = replace(CONFIG, entropy_weight=0.0)
+    torch.testing.assert_close(follow_widest(SETTINGS, output, widest), expected)
+    alone = replace(SETTINGS, entropy_weight=0.0)
     assert follow_widest(alone, widest, widest).item() == pytest.approx(0.0, abs=1e-7)
-    by_ppo = distillation_of(replace(CONFIG, distill="ppo"))
+    by_ppo = distillation_of(replace(SETTINGS, distill="ppo"))
     torch.testing.assert_close(
         by_ppo.function(output, widest, targets),  # type: ignore[union-attr]
-        ppo_loss(CONFIG, output, targets, played=False),
+        ppo_loss(SETTINGS, output, targets, played=False),
     )
-    assert distillation_of(replace(CONFIG, distill="none")) is None
-    assert distillation_of(replace(CONFIG, method="i")) is None
+    assert distillation_of(replace(SETTINGS, distill="none")) is None
+    assert distillation_of(replace(SETTINGS, method="i")) is None
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -194,7 +194,7 @@ def test_distilling_brings_the_narrowest_close_to_the_widest(seed: int) -> None:
         model,
         torch.optim.Adam(model.parameters(), lr=3e-3),
         lambda output, targets: sum(map(F.mse_loss, output, targets)),
-        distillation_of(replace(CONFIG, entropy_weight=0.0)),
+        distillation_of(replace(SETTINGS, entropy_weight=0.0)),
         widths=2,
     )
     distances = []
@@ -208,10 +208,16 @@ def test_distilling_brings_the_narrowest_close_to_the_widest(seed: int) -> None:
 
 
 def test_the_learning_rate_rises_and_falls_to_zero() -> None:
-    config = replace(CONFIG, learning_rate=0.5)
-    assert [learning_rate(config, update, 4) for update in range(5)] == [0.5, 0.375, 0.25, 0.125, 0]
-    assert learning_rate(replace(config, anneal=False), 3, 4) == 0.5
-    rising = replace(config, anneal=False, warmup_updates=3)
+    settings = replace(SETTINGS, learning_rate=0.5)
+    assert [learning_rate(settings, update, 4) for update in range(5)] == [
+        0.5,
+        0.375,
+        0.25,
+        0.125,
+        0,
+    ]
+    assert learning_rate(replace(settings, anneal=False), 3, 4) == 0.5
+    rising = replace(settings, anneal=False, warmup_updates=3)
     assert [learning_rate(rising, n, 9) for n in range(5)] == [0.125, 0.25, 0.375, 0.5, 0.5]
 
 
@@ -316,8 +322,8 @@ def test_actions_are_drawn_by_their_probabilities() -> None:
 
 
 def loader(**changes: object) -> RolloutLoader:
-    config = replace(
-        CONFIG,
+    settings = replace(
+        SETTINGS,
         environments=4,
         rollout=8,
         batch_size=16,
@@ -327,7 +333,7 @@ def loader(**changes: object) -> RolloutLoader:
     )
     model = mlp_policy(2, 4)
     slimmable(model, None, WidthRange(0.25, 1.0, 4), example_input=torch.rand(2, 4))
-    return RolloutLoader(config, model, CPU)
+    return RolloutLoader(settings, model, CPU)
 
 
 def test_every_pass_goes_through_the_whole_rollout() -> None:
@@ -342,7 +348,7 @@ def test_every_pass_goes_through_the_whole_rollout() -> None:
     assert len(set(rows[0])) == 32
     assert not torch.equal(passes[0], passes[1])
     for observations, targets in batches:
-        assert targets["clip"] == CONFIG.clip
+        assert targets["clip"] == SETTINGS.clip
         assert targets["advantages"].mean().abs() < 1e-5
         logits, values = data.model(observations)
         torch.testing.assert_close(targets["values"], values)
@@ -370,6 +376,6 @@ def test_clipping_rewards_and_annealing_the_clip() -> None:
 def test_a_batch_must_divide_the_rollout() -> None:
     model = small_network()
     with pytest.raises(AnywidthError, match="batch_size"):
-        RolloutLoader(replace(CONFIG, batch_size=100), model, CPU)
+        RolloutLoader(replace(SETTINGS, batch_size=100), model, CPU)
     with pytest.raises(AnywidthError, match="rollout"):
-        check_choices(replace(CONFIG, rollout=0))
+        check_choices(replace(SETTINGS, rollout=0))

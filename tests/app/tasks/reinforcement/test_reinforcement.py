@@ -26,7 +26,7 @@ from anywidth.app.showing.spectrum_tables import format_point, shown_metrics
 from anywidth.app.tasks.reinforcement.policies import actions_and_shape, build_model, network_for
 from anywidth.app.tasks.reinforcement.rollout import Collector, Rollout
 from anywidth.app.tasks.reinforcement.task import (
-    ReinforcementConfig,
+    ReinforcementSettings,
     curve_widths,
     open_trained,
     play,
@@ -37,7 +37,7 @@ from anywidth.files import load_tensors, read_json
 from anywidth.measuring.spectra import Spectrum, SpectrumPoint
 from anywidth.width import ChannelConfig
 
-TINY = ReinforcementConfig(
+TINY = ReinforcementSettings(
     environments=4,
     rollout=16,
     batch_size=32,
@@ -74,7 +74,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_learns_to_play_at_every_width(tmp_path: Path) -> None:
     """Seeds 0 to 4 end between 2.9 and 4.5; random play scores about 0.5."""
-    config = replace(
+    settings = replace(
         TINY,
         environments=16,
         rollout=32,
@@ -90,18 +90,18 @@ def test_it_learns_to_play_at_every_width(tmp_path: Path) -> None:
         validate_every=1000,
         checkpoint_every=1000,
     )
-    assert train_run(Run.create(tmp_path / "run", config), config)
+    assert train_run(Run.create(tmp_path / "run", settings), settings)
     trained = open_trained(tmp_path / "run", "cpu")
     for width in WIDTHS:
         with aw.at_width(trained.model, width):
-            assert play(trained.model, config, 60, seed=1, greedy=False).mean > 2
-    fresh = build_model(config, *actions_and_shape(config.environment))
-    assert play(fresh, config, 60, seed=1, greedy=False).mean < 1
+            assert play(trained.model, settings, 60, seed=1, greedy=False).mean > 2
+    fresh = build_model(settings, *actions_and_shape(settings.environment))
+    assert play(fresh, settings, 60, seed=1, greedy=False).mean < 1
 
 
 def test_ppo_balances_cartpole(tmp_path: Path) -> None:
     """A random policy holds out for about 22 steps; 500 is the most."""
-    config = replace(
+    settings = replace(
         TINY,
         environment="gym:CartPole-v1",
         method="i",
@@ -122,20 +122,20 @@ def test_ppo_balances_cartpole(tmp_path: Path) -> None:
         validate_every=1000,
         checkpoint_every=1000,
     )
-    assert train_run(Run.create(tmp_path / "run", config), config)
+    assert train_run(Run.create(tmp_path / "run", settings), settings)
     trained = open_trained(tmp_path / "run", "cpu")
-    assert play(trained.model, config, 20, seed=1, greedy=True).mean > 150
+    assert play(trained.model, settings, 20, seed=1, greedy=True).mean > 150
 
 
 @pytest.mark.parametrize("distill", ["kl", "ppo", "none"])
 def test_atari_trains_in_every_way(distill: str, tmp_path: Path) -> None:
-    config = replace(ATARI, distill=distill, steps=128, checkpoint_every=1)
+    settings = replace(ATARI, distill=distill, steps=128, checkpoint_every=1)
     folder = tmp_path / "run"
-    assert train_run(Run.create(folder, config), config)
+    assert train_run(Run.create(folder, settings), settings)
     (checkpoint, _) = sorted((folder / "checkpoints").iterdir())
     # Small enough to carry a run from one machine to another.
     assert sum(file.stat().st_size for file in checkpoint.iterdir()) < 16 * 2**20
-    before = build_model(config, 4, (4, 84, 84)).state_dict()
+    before = build_model(settings, 4, (4, 84, 84)).state_dict()
     after = trained_weights(folder)
     assert after.keys() == before.keys()
     for name, tensor in after.items():
@@ -193,9 +193,9 @@ def test_metrics_count_agent_steps(finished: Path) -> None:
     assert state == expected
 
 
-@pytest.mark.parametrize("config", [TINY, ATARI], ids=["minatar", "atari"])
+@pytest.mark.parametrize("settings", [TINY, ATARI], ids=["minatar", "atari"])
 def test_a_killed_run_goes_on_where_it_was(
-    config: ReinforcementConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: ReinforcementSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved, seen = training.save_checkpoint, []
 
@@ -221,31 +221,31 @@ def test_a_killed_run_goes_on_where_it_was(
 
     monkeypatch.setattr(training, "save_checkpoint", save_and_die)
     with pytest.raises(KeyboardInterrupt):
-        train_run(Run.create(tmp_path / "run", config), config)
+        train_run(Run.create(tmp_path / "run", settings), settings)
     monkeypatch.setattr(training, "load_checkpoint", load_and_compare)
     torch.rand(3)
-    assert train_run(Run.open(tmp_path / "run", writing=True), config)
+    assert train_run(Run.open(tmp_path / "run", writing=True), settings)
     assert len(seen) == 2
     rows = read_metrics(tmp_path / "run" / "metrics.csv")
     assert [row["agent_steps"] for row in rows] == [64, 128, 192, 256]
 
 
 def test_sigterm_ends_in_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = replace(TINY, epochs=3, log_every=10)
+    settings = replace(TINY, epochs=3, log_every=10)
     collect = Collector.collect
 
     def terminated(collector: Collector) -> Rollout:
         os.kill(os.getpid(), signal.SIGTERM)
         return collect(collector)
 
-    run = Run.create(tmp_path / "run", config)
+    run = Run.create(tmp_path / "run", settings)
     monkeypatch.setattr(Collector, "collect", terminated)
-    assert not train_run(run, config)
+    assert not train_run(run, settings)
     checkpoint = run.load_checkpoint()
     assert checkpoint is not None
     assert checkpoint.step == 1  # the first of six updates on the first roll-out
     monkeypatch.undo()
-    assert train_run(Run.open(run.folder, writing=True), config)
+    assert train_run(Run.open(run.folder, writing=True), settings)
     assert run.state()["updates"] == 24
 
 
@@ -314,8 +314,8 @@ def test_train_command_goes_from_recipe_to_report(tmp_path: Path) -> None:
 
 def test_individual_networks_stand_beside_their_width(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "i"
-    config = replace(TINY, method="i", width=0.5, steps=64)
-    assert train_run(Run.create(folder, config), config)
+    settings = replace(TINY, method="i", width=0.5, steps=64)
+    assert train_run(Run.create(folder, settings), settings)
     assert "score/0.5" in read_metrics(folder / "metrics.csv")[-1]
     assert command("spectrum", folder, "--no-latency").code == 0
     with open(folder / "spectrum.csv", newline="") as file:

@@ -18,7 +18,7 @@ from anywidth.app.runs.run import Run
 from anywidth.app.tasks.super_resolution.pictures import BUNDLED
 from anywidth.app.tasks.super_resolution.resize import upscale
 from anywidth.app.tasks.super_resolution.task import (
-    SuperResolutionConfig,
+    SuperResolutionSettings,
     build_model,
     distillation_of,
     learning_rate,
@@ -32,7 +32,7 @@ from anywidth.errors import AnywidthError
 from anywidth.files import load_tensors
 from anywidth.models.wdsr import wdsr
 
-TINY = SuperResolutionConfig(
+TINY = SuperResolutionSettings(
     channels=8,
     blocks=1,
     patch=12,
@@ -58,15 +58,15 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def config(pictures: Path) -> SuperResolutionConfig:
+def settings(pictures: Path) -> SuperResolutionSettings:
     return replace(TINY, data_dir=str(pictures / "train"), eval_dir=str(pictures / "eval"))
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Path:
     folder = tmp_path_factory.mktemp("finished") / "run"
-    config = replace(TINY, data_dir=str(pictures / "train"), eval_dir=str(pictures / "eval"))
-    assert train_run(Run.create(folder, config), config)
+    settings = replace(TINY, data_dir=str(pictures / "train"), eval_dir=str(pictures / "eval"))
+    assert train_run(Run.create(folder, settings), settings)
     return folder
 
 
@@ -75,7 +75,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Path:
 
 @pytest.mark.parametrize("channels", [32, 33, 47, 64])
 def test_every_width_is_the_wdsr_of_that_many_channels(channels: int) -> None:
-    model = build_model(SuperResolutionConfig(blocks=2))
+    model = build_model(SuperResolutionSettings(blocks=2))
     small = aw.extract(model, channels / 64)
     assert small.state_dict().keys() == wdsr(channels, 2).state_dict().keys()
     for name, tensor in wdsr(channels, 2).state_dict().items():
@@ -135,10 +135,10 @@ def test_losses_and_schedule() -> None:
 
 @pytest.mark.parametrize("distill", ["none", "l2"])
 def test_training_beats_bicubic_at_every_width(
-    config: SuperResolutionConfig, tmp_path: Path, distill: str
+    settings: SuperResolutionSettings, tmp_path: Path, distill: str
 ) -> None:
-    config = replace(
-        config,
+    settings = replace(
+        settings,
         distill=distill,
         epochs=1,
         steps_per_epoch=100,
@@ -146,10 +146,10 @@ def test_training_beats_bicubic_at_every_width(
         log_every=50,
         checkpoint_every=1000,
     )
-    assert train_run(Run.create(tmp_path / "run", config), config)
+    assert train_run(Run.create(tmp_path / "run", settings), settings)
     trained = open_trained(tmp_path / "run", "cpu")
     bicubic = evaluate_bicubic(trained.pictures())["psnr"]
-    untrained = evaluate(build_model(config).eval(), trained.pictures())["psnr"]
+    untrained = evaluate(build_model(settings).eval(), trained.pictures())["psnr"]
     assert untrained < bicubic + 0.1
     for width in (0.5, 0.75, 1.0):
         with aw.at_width(trained.model, width):
@@ -157,7 +157,10 @@ def test_training_beats_bicubic_at_every_width(
 
 
 def test_a_stopped_run_resumes_to_the_same_weights(
-    config: SuperResolutionConfig, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: SuperResolutionSettings,
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from anywidth.app.runs import loop as training
 
@@ -169,10 +172,10 @@ def test_a_stopped_run_resumes_to_the_same_weights(
 
     monkeypatch.setattr(training, "save_checkpoint", save_and_die)
     with pytest.raises(KeyboardInterrupt):
-        train_run(Run.create(tmp_path / "run", config), config)
+        train_run(Run.create(tmp_path / "run", settings), settings)
     monkeypatch.undo()
     torch.rand(3)
-    assert train_run(Run.open(tmp_path / "run", writing=True), config)
+    assert train_run(Run.open(tmp_path / "run", writing=True), settings)
     whole, _ = load_tensors(finished / "model.safetensors")
     resumed, _ = load_tensors(tmp_path / "run" / "model.safetensors")
     assert whole.keys() == resumed.keys()
@@ -188,9 +191,9 @@ def test_metrics_are_logged_for_both_ends(finished: Path) -> None:
     assert validated == [6, 12]
 
 
-def test_bfloat16_trains(config: SuperResolutionConfig, tmp_path: Path) -> None:
-    config = replace(config, precision="bfloat16", epochs=1, steps_per_epoch=2)
-    assert train_run(Run.create(tmp_path / "run", config), config)
+def test_bfloat16_trains(settings: SuperResolutionSettings, tmp_path: Path) -> None:
+    settings = replace(settings, precision="bfloat16", epochs=1, steps_per_epoch=2)
+    assert train_run(Run.create(tmp_path / "run", settings), settings)
     assert load_tensors(tmp_path / "run/model.safetensors")[0]["head.bias"].dtype == torch.float32
 
 
@@ -279,11 +282,11 @@ def test_spectrum_compare_and_report(
 
 
 def test_individual_networks_stand_beside_their_width(
-    config: SuperResolutionConfig, tmp_path: Path
+    settings: SuperResolutionSettings, tmp_path: Path
 ) -> None:
-    config = replace(config, method="i", width=0.5, epochs=1, steps_per_epoch=1)
+    settings = replace(settings, method="i", width=0.5, epochs=1, steps_per_epoch=1)
     folder = tmp_path / "run"
-    assert train_run(Run.create(folder, config), config)
+    assert train_run(Run.create(folder, settings), settings)
     succeed("spectrum", folder, "--no-latency")
     with open(folder / "spectrum.csv", newline="") as file:
         (row,) = csv.DictReader(file)
@@ -291,26 +294,29 @@ def test_individual_networks_stand_beside_their_width(
 
 
 def test_train_command_goes_from_recipe_to_report(
-    config: SuperResolutionConfig, tmp_path: Path
+    settings: SuperResolutionSettings, tmp_path: Path
 ) -> None:
     network = ["--channels", 4, "--blocks", 1, "--high", 0.75]
     small = [*network, "--patch", 12, "--epochs", 1, "--steps-per-epoch", 2]
-    folders = ["--data-dir", config.data_dir, "--eval-dir", config.eval_dir]
+    folders = ["--data-dir", settings.data_dir, "--eval-dir", settings.eval_dir]
     out = ["--out", tmp_path / "run", "--device", "cpu"]
     succeed("train", "sr", *folders, *small, *out)
     assert (tmp_path / "run" / "report.html").is_file()
 
 
 def test_a_run_finds_its_pictures_from_everywhere(
-    config: SuperResolutionConfig, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: SuperResolutionSettings,
+    pictures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shutil.copytree(pictures / "eval", tmp_path / "begun" / "eval")
     small = ["--channels", 4, "--blocks", 1, "--patch", 12, "--epochs", 1, "--steps-per-epoch", 1]
-    folders = ["--data-dir", config.data_dir, "--eval-dir", "eval"]
+    folders = ["--data-dir", settings.data_dir, "--eval-dir", "eval"]
     monkeypatch.chdir(tmp_path / "begun")
     out = ["--out", tmp_path / "run", "--device", "cpu", "--no-report"]
     succeed("train", "sr", *folders, *small, *out)
-    assert Run.open(tmp_path / "run").config_data["eval_dir"] == str(tmp_path / "begun" / "eval")
+    assert Run.open(tmp_path / "run").settings_data["eval_dir"] == str(tmp_path / "begun" / "eval")
     monkeypatch.chdir(tmp_path)
     evaluate = ["spectrum", "run", "--widths", "0.5,1.0", "--no-latency", "--device", "cpu"]
     succeed(*evaluate)

@@ -15,7 +15,7 @@ from anywidth.app.runs.loop import save_final
 from anywidth.app.runs.run import Run
 from anywidth.app.tasks.super_resolution.pictures import BUNDLED
 from anywidth.app.tasks.super_resolution.task import (
-    SuperResolutionConfig,
+    SuperResolutionSettings,
     build_model,
     open_trained,
 )
@@ -28,8 +28,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def untrained(folder: Path, **choices: Any) -> Path:
-    config = SuperResolutionConfig(channels=4, blocks=1, device="cpu", **choices)
-    save_final(Run.create(folder, config), build_model(config), {"steps": 0})
+    settings = SuperResolutionSettings(channels=4, blocks=1, device="cpu", **choices)
+    save_final(Run.create(folder, settings), build_model(settings), {"steps": 0})
     return folder
 
 

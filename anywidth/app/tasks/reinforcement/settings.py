@@ -10,7 +10,7 @@ from anywidth.app.tasks.width_choices import check_widths
 
 
 @dataclass(frozen=True)
-class ReinforcementConfig:
+class ReinforcementSettings:
     """The network and the widths are the paper's; PPO's numbers are its authors' for Atari."""
 
     task: ClassVar[str] = "reinforcement"
@@ -125,17 +125,17 @@ class ReinforcementConfig:
         return "US-PPO" + endings[self.distill]
 
 
-def check_choices(config: ReinforcementConfig) -> None:
+def check_choices(settings: ReinforcementSettings) -> None:
     """Refuses what would train or play nothing, or would be passed over without a word."""
-    check_ranges(config)
-    check_widths(config)
+    check_ranges(settings)
+    check_widths(settings)
 
 
-def unread_fields(config: ReinforcementConfig) -> dict[str, str]:
+def unread_fields(settings: ReinforcementSettings) -> dict[str, str]:
     """Fields that nothing reads → the choice that makes it so."""
-    if config.method == "i":
+    if settings.method == "i":
         names = ("widths_per_step", "lattice", "distill", "distill_weight", "dual_clip")
         return dict.fromkeys(names, "method='i'")
-    if config.distill == "none":
+    if settings.distill == "none":
         return dict.fromkeys(("distill_weight", "dual_clip"), "distill='none'")
-    return {"dual_clip": "distill='kl'"} if config.distill == "kl" else {}
+    return {"dual_clip": "distill='kl'"} if settings.distill == "kl" else {}

@@ -11,7 +11,7 @@ from anywidth.app.tasks.width_choices import check_widths
 
 
 @dataclass(frozen=True)
-class SuperResolutionConfig:
+class SuperResolutionSettings:
     """Every choice of a super-resolution run; the network and the widths are the paper's."""
 
     task: ClassVar[str] = "super_resolution"
@@ -110,15 +110,15 @@ class SuperResolutionConfig:
         return "US-WDSR" + endings[self.distill]
 
 
-def check_choices(config: SuperResolutionConfig) -> None:
+def check_choices(settings: SuperResolutionSettings) -> None:
     """Refuses what would train nothing, or would be passed over without a word."""
-    check_ranges(config)
-    check_widths(config)
+    check_ranges(settings)
+    check_widths(settings)
 
 
-def unread_fields(config: SuperResolutionConfig) -> dict[str, str]:
+def unread_fields(settings: SuperResolutionSettings) -> dict[str, str]:
     """Fields that nothing reads → the choice that makes it so."""
-    if config.method == "i":
+    if settings.method == "i":
         names = ("widths_per_step", "lattice", "distill", "truth")
         return dict.fromkeys(names, "method='i'")
-    return {"truth": "distill='none'"} if config.distill == "none" else {}
+    return {"truth": "distill='none'"} if settings.distill == "none" else {}

@@ -16,7 +16,7 @@ LIE_SOMEWHERE = ("fashion_mnist", "cifar10", "cifar100", "folder")
 
 
 @dataclass(frozen=True)
-class ClassificationConfig:
+class ClassificationSettings:
     """Every choice of a classification run; the defaults are the paper's where it has them."""
 
     task: ClassVar[str] = "classification"
@@ -152,46 +152,46 @@ class ClassificationConfig:
     )
 
 
-def check_choices(config: ClassificationConfig) -> None:
+def check_choices(settings: ClassificationSettings) -> None:
     """Refuses what would train nothing, or would be passed over without a word."""
-    check_ranges(config)
-    check_widths(config, config.rule, config.nonuniform)
-    if len(set(config.switches)) < max(1, len(config.switches)):
+    check_ranges(settings)
+    check_widths(settings, settings.rule, settings.nonuniform)
+    if len(set(settings.switches)) < max(1, len(settings.switches)):
         raise AnywidthError(
-            f"switches={config.switches}: expected widths that differ, such as 0.25,0.5,1.0"
+            f"switches={settings.switches}: expected widths that differ, such as 0.25,0.5,1.0"
         )
-    if config.method == "s":
-        for switch in config.switches:
-            WidthRange(config.low, config.high, config.divisor).fraction(switch)
-    if config.strides is not None and len(config.strides) != 5:
-        raise AnywidthError(f"strides={config.strides}: expected five, such as 1,1,2,2,2")
-    if config.strides is not None and config.total_stride is not None:
+    if settings.method == "s":
+        for switch in settings.switches:
+            WidthRange(settings.low, settings.high, settings.divisor).fraction(switch)
+    if settings.strides is not None and len(settings.strides) != 5:
+        raise AnywidthError(f"strides={settings.strides}: expected five, such as 1,1,2,2,2")
+    if settings.strides is not None and settings.total_stride is not None:
         raise AnywidthError(
-            f"strides={config.strides} and total_stride={config.total_stride} say the same thing: "
+            f"strides={settings.strides} and total_stride={settings.total_stride} say the same: "
             "leave one out, or set total_stride to none"
         )
-    if config.data_dir is not None and config.data not in LIE_SOMEWHERE:
+    if settings.data_dir is not None and settings.data not in LIE_SOMEWHERE:
         raise AnywidthError(
-            f"data_dir={config.data_dir!r} is not read with data={config.data!r}: leave out "
+            f"data_dir={settings.data_dir!r} is not read with data={settings.data!r}: leave out "
             f"--data-dir, or say what lies there with --data {' | '.join(LIE_SOMEWHERE)}"
         )
 
 
-def unread_fields(config: ClassificationConfig) -> dict[str, str]:
+def unread_fields(settings: ClassificationSettings) -> dict[str, str]:
     """Fields that nothing reads → the choice that makes it so."""
     distilling = ("distill", "temperature", "truth")
     drawing = ("rule", "widths_per_step", "nonuniform", "lattice")
     found: dict[str, str] = {}
-    if config.method != "us":
-        found |= dict.fromkeys((*drawing, *distilling), f"method={config.method!r}")
-    elif config.rule in ("random", "min+random"):
-        found |= dict.fromkeys(distilling, f"rule={config.rule!r}, which draws no widest width")
-    elif not config.distill:
+    if settings.method != "us":
+        found |= dict.fromkeys((*drawing, *distilling), f"method={settings.method!r}")
+    elif settings.rule in ("random", "min+random"):
+        found |= dict.fromkeys(distilling, f"rule={settings.rule!r}, which draws no widest width")
+    elif not settings.distill:
         found |= dict.fromkeys(distilling[1:], "distill=False")
-    if config.method != "s":
-        found |= dict.fromkeys(("switches", "private_affine"), f"method={config.method!r}")
-    if config.data not in ARRAY_NAMES:
+    if settings.method != "s":
+        found |= dict.fromkeys(("switches", "private_affine"), f"method={settings.method!r}")
+    if settings.data not in ARRAY_NAMES:
         found |= dict.fromkeys(("crop_padding", "cutout"), "folders of images")
-    if ":" in config.model:
-        found |= dict.fromkeys(("total_stride", "strides"), f"model={config.model!r}")
+    if ":" in settings.model:
+        found |= dict.fromkeys(("total_stride", "strides"), f"model={settings.model!r}")
     return found
