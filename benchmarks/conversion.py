@@ -1,7 +1,7 @@
-"""Converts torchvision's models and writes docs/models.md.
+"""Convert torchvision's models and write docs/models.md.
 
-python benchmarks/conversion.py                  # all, about two minutes on two cores
-python benchmarks/conversion.py resnet50 swin_t  # prints these, writes nothing
+python benchmarks/conversion.py                  # all models, about two minutes on two cores
+python benchmarks/conversion.py resnet50 swin_t  # print these two, write nothing
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ MODELS = [
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 
-HEAD = """# What converts
+HEAD = """# Models that convert
 
-Made by `python benchmarks/conversion.py` with torch {torch}, torchvision {torchvision},
-CPU threads: {threads}. Each model is traced, converted and verified at the narrowest, a uniform and
-two nonuniform configurations, at 224 px (299 for Inception). *Elastic* counts the convolution and
-linear layers whose whole output can narrow, of all of them; what stays fixed is listed with the
-reason the plan gives. *Plan* and *conversion* are the seconds that `anywidth.plan` takes, and
-`anywidth.slimmable` after it.
+`python benchmarks/conversion.py` writes this page (torch {torch}, torchvision {torchvision},
+CPU threads: {threads}). It traces, converts and verifies each model at the narrowest, a uniform and
+two nonuniform configurations, at 224 px (299 px for Inception).
+
+- *Elastic* counts the convolution and linear layers whose whole output can narrow, of all of them.
+- *Plan* and *conversion* are the seconds that `anywidth.plan` and then `anywidth.slimmable` take.
+- *Fixed* lists the layers that cannot be narrowed, with the plan's reason.
 
 | model | elastic | groups | plan | conversion | M multiply-adds, 1.0 · 0.5 · 0.25 | fixed |
 |---|---|---|---|---|---|---|
@@ -92,14 +93,14 @@ def measure(name: str) -> Row:
 
 
 def notes(rows: list[Row]) -> str:
-    """What plans note: what verification found out by running, and cuts that move."""
+    """The notes of the plans: sizes found by running the network, and cuts that move."""
     lines = [f"- **{row.name}**: {_short(note)}" for row in rows for note in row.plan.notes]
     if not lines:
         return ""
     head = (
-        "\n## Notes of the plans\n\nSizes that Python works out are not in the exported graph, and "
-        "are found by running. Where a cut falls\ninside what narrows as one, its later parts are "
-        "not the first channels of what they are at full width.\n\n"
+        "\n## Notes in the plans\n\nThe exported graph does not show sizes that Python computes; "
+        "conversion finds them by running the network.\nIf a cut falls inside channels that narrow "
+        "as one, its later parts hold other channels at other widths.\n\n"
     )
     return head + "\n".join(lines) + "\n"
 
@@ -116,7 +117,9 @@ def _short(note: str, most: int = 3) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}")
+    parser.add_argument(
+        "models", nargs="*", metavar="MODEL", help="models to print; all if not given"
+    )
     names = parser.parse_args().models
     if unknown := sorted({*names} - {*torchvision.models.list_models()}):
         parser.error(f"torchvision has no {', '.join(unknown)}")
