@@ -2,6 +2,7 @@
 
 from anywidth import models
 from anywidth._version import __version__
+from anywidth.deploying.bundling import export_bundle
 from anywidth.deploying.saving import load, save
 from anywidth.errors import AnywidthError
 from anywidth.measuring.cost import Latency, latency, macs, parameter_count
@@ -31,6 +32,7 @@ __all__ = [
     "at_width",
     "calibrate",
     "calibrated_widths",
+    "export_bundle",
     "extract",
     "latency",
     "load",

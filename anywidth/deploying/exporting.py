@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from anywidth.errors import AnywidthError
-from anywidth.files import write_atomically
 from anywidth.planning.trace.exported_graphs import quiet
 
 # Rounding differs between runtimes; a wrong operator differs by far more.
@@ -25,7 +24,7 @@ _TOLERANCE = 1e-3
 # How much larger than the example the axes are at the check that may vary.
 _GROWTH = 3
 
-Runner = Callable[[Tensor], list[Tensor]]
+Runner = Callable[..., list[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -34,21 +33,23 @@ class Deployment:
 
     Args:
         network: in evaluation mode, on the CPU.
-        example: a batch of at least two.
+        examples: a batch of at least two per input.
         takes: what it is called with, in words.
-        input_name: what the file calls its input.
+        input_names: what the file calls its inputs.
         output_names: and its outputs.
-        free_axes: of the input, whose size may differ from call to call: axis → name.
+        free_axes: of each input, whose size may differ from call to call: axis → name.
         facts: kept in the file: name → text.
+        task: what it was trained for, in one word; None if nobody said.
     """
 
     network: nn.Module
-    example: Tensor
+    examples: tuple[Tensor, ...]
     takes: str
-    input_name: str
+    input_names: tuple[str, ...]
     output_names: tuple[str, ...]
-    free_axes: Mapping[int, str]
+    free_axes: tuple[Mapping[int, str], ...]
     facts: Mapping[str, str]
+    task: str | None = None
 
 
 def check_format(path: Path) -> None:
@@ -75,11 +76,13 @@ def write_network(deployment: Deployment, path: Path) -> float:
     That is the largest difference between what the file and the network make of random input, as a
     share of the largest output. Where it is too large nothing is written.
     """
+    from anywidth.files import write_atomically
+
     check_format(path)
     encode, open_ = _FORMATS[path.suffix]
     with quiet():
         content = encode(deployment)
-        difference = _largest_difference(deployment, open_(content))
+        difference = largest_difference(deployment, open_(content))
     if not difference < _TOLERANCE:
         raise AnywidthError(
             f"{path}: the converted network differs by {difference:.2g} of the largest output from "
@@ -97,27 +100,37 @@ def _encode_program(deployment: Deployment) -> bytes:
 
 def _open_program(content: bytes) -> Runner:
     network = torch.export.load(io.BytesIO(content)).module()
-    return lambda values: _as_list(network(values))
+    return lambda *values: as_list(network(*values))
 
 
-def _encode_onnx(deployment: Deployment) -> bytes:
+def to_onnx(deployment: Deployment) -> Any:
+    """The network as an `onnx.ModelProto`, its weights inside."""
     converted = torch.onnx.export(
         _program(deployment),
-        input_names=[deployment.input_name],
+        input_names=list(deployment.input_names),
         output_names=list(deployment.output_names),
         verbose=False,
     )
     assert converted is not None
     converted.model.metadata_props.update(_facts(deployment))
-    return bytes(converted.model_proto.SerializeToString())
+    return converted.model_proto
+
+
+def _encode_onnx(deployment: Deployment) -> bytes:
+    return bytes(to_onnx(deployment).SerializeToString())
 
 
 def _open_onnx(content: bytes) -> Runner:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    (name,) = (one.name for one in session.get_inputs())
-    return lambda values: [torch.as_tensor(y) for y in session.run(None, {name: values.numpy()})]
+    names = [one.name for one in session.get_inputs()]
+
+    def run(*values: Tensor) -> list[Tensor]:
+        feeds = {name: value.numpy() for name, value in zip(names, values, strict=True)}
+        return [torch.as_tensor(output) for output in session.run(None, feeds)]
+
+    return run
 
 
 _FORMATS: dict[str, tuple[Callable[[Deployment], bytes], Callable[[bytes], Runner]]] = {
@@ -131,30 +144,37 @@ def _facts(deployment: Deployment) -> dict[str, str]:
 
 
 def _program(deployment: Deployment) -> torch.export.ExportedProgram:
-    axes = {axis: torch.export.Dim(name) for axis, name in deployment.free_axes.items()}
+    axes = tuple(
+        {axis: torch.export.Dim(name) for axis, name in named.items()}
+        for named in deployment.free_axes
+    )
     with torch.no_grad():
         return torch.export.export(
-            deployment.network, (deployment.example,), dynamic_shapes=(axes,)
+            deployment.network, deployment.examples, dynamic_shapes=axes, strict=False
         )
 
 
-def _largest_difference(deployment: Deployment, run: Runner) -> float:
+def largest_difference(deployment: Deployment, run: Runner) -> float:
     """Over random input of another size than the example's, wherever the size may differ."""
-    shape = list(deployment.example.shape)
-    for axis in deployment.free_axes:
-        shape[axis] += _GROWTH
     generator = torch.Generator().manual_seed(0)
-    if deployment.example.is_floating_point():
-        values = torch.rand(shape, generator=generator)
-    else:
-        values = torch.randint(0, 256, shape, generator=generator, dtype=deployment.example.dtype)
+    values = [
+        _random_like(example, axes, generator)
+        for example, axes in zip(deployment.examples, deployment.free_axes, strict=True)
+    ]
     with torch.no_grad():
-        pairs = list(zip(run(values), _as_list(deployment.network(values)), strict=True))
+        pairs = list(zip(run(*values), as_list(deployment.network(*values)), strict=True))
     return max(
         float((found - true).abs().max() / true.abs().max().clamp_min(1e-12))
         for found, true in pairs
     )
 
 
-def _as_list(outputs: Any) -> list[Tensor]:
+def _random_like(example: Tensor, axes: Mapping[int, str], generator: torch.Generator) -> Tensor:
+    shape = [size + _GROWTH * (axis in axes) for axis, size in enumerate(example.shape)]
+    if example.is_floating_point():
+        return torch.rand(shape, generator=generator, dtype=example.dtype)
+    return torch.randint(0, 256, shape, generator=generator, dtype=example.dtype)
+
+
+def as_list(outputs: Any) -> list[Tensor]:
     return [outputs] if isinstance(outputs, Tensor) else list(outputs)

@@ -56,7 +56,7 @@ def export(
 
 def _shape(deployment: Deployment) -> str:
     """Say `float32, batch x 3 x 224 x 224`."""
-    example = deployment.example
-    sizes = [deployment.free_axes.get(axis, str(size)) for axis, size in enumerate(example.shape)]
+    (example,), (axes,) = deployment.examples, deployment.free_axes
+    sizes = [axes.get(axis, str(size)) for axis, size in enumerate(example.shape)]
     kind = str(example.dtype).removeprefix("torch.")
     return f"{kind}, {' x '.join(sizes)}"

@@ -55,24 +55,26 @@ def deployed_classifier(trained: TrainedClassifier, width: float) -> Deployment:
     state = trained.run.state()
     return Deployment(
         Classifier(extract(trained.model, width, fold=True), state["mean"], state["std"]).eval(),
-        torch.rand(2, *state["input_shape"]),
+        (torch.rand(2, *state["input_shape"]),),
         "images in [0, 1]",
-        "images",
+        ("images",),
         ("logits",),
-        {0: "batch"},
+        ({0: "batch"},),
         {"classes": json.dumps(state["classes"])},
+        "classification",
     )
 
 
 def deployed_upscaler(trained: TrainedUpscaler, width: float) -> Deployment:
     return Deployment(
         Upscaler(extract(trained.model, width, fold=True)).eval(),
-        torch.rand(2, 3, _EXAMPLE_PIXELS, _EXAMPLE_PIXELS),
+        (torch.rand(2, 3, _EXAMPLE_PIXELS, _EXAMPLE_PIXELS),),
         "images in [0, 1], red, green and blue",
-        "images",
+        ("images",),
         ("larger_images",),
-        {0: "batch", 2: "height", 3: "width"},
+        ({0: "batch", 2: "height", 3: "width"},),
         {"scale": str(trained.model.scale)},
+        "super-resolution",
     )
 
 
@@ -82,10 +84,11 @@ def deployed_policy(trained: TrainedPolicy, width: float) -> Deployment:
         seen = torch.from_numpy(environment.reset())
     return Deployment(
         extract(trained.model, width, fold=True),
-        seen.repeat(2, *[1] * (seen.ndim - 1)),
+        (seen.repeat(2, *[1] * (seen.ndim - 1)),),
         "observations as the environment gives them",
-        "observations",
+        ("observations",),
         ("logits", "values"),
-        {0: "batch"},
+        ({0: "batch"},),
         {"environment": trained.settings.environment},
+        "reinforcement",
     )

@@ -1,0 +1,16 @@
+"""Runs a network at any of its widths from one file, without PyTorch."""
+
+from anywidth_runtime._version import __version__
+from anywidth_runtime.contents import Row, TensorInfo
+from anywidth_runtime.errors import BundleError, RequestError
+from anywidth_runtime.network import Network, open
+
+__all__ = [
+    "BundleError",
+    "Network",
+    "RequestError",
+    "Row",
+    "TensorInfo",
+    "__version__",
+    "open",
+]

@@ -1,0 +1,180 @@
+"""A bundle as a file: one safetensors file, mapped into memory, checked before anything is used."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+
+from anywidth_runtime.contents import Contents, read_contents
+from anywidth_runtime.errors import BundleError
+from anywidth_runtime.onnx_graphs import read_placeholders
+from anywidth_runtime.pieces import Piece, read_pieces
+
+_LENGTH_BYTES = 8
+_SEAL = "anywidth.sha256"
+_MOST_HEADER = 64 * 2**20
+_DTYPES = {
+    **{f"F{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},
+    **{f"I{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
+    "U8": np.dtype("uint8"),
+    "BOOL": np.dtype("bool"),
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One graph of a bundle, and how its weights are cut from those of the full width."""
+
+    graph: bytes
+    pieces: dict[str, Piece]
+
+    @property
+    def weight_count(self) -> int:
+        return sum(math.prod(piece.shape) for piece in self.pieces.values())
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the weights of one session take."""
+        cut = sum(math.prod(p.shape) * p.weight.dtype.itemsize for p in self.pieces.values())
+        return cut + len(self.graph)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What a file holds; arrays are views of the mapped file."""
+
+    path: Path
+    checksum: str
+    contents: Contents
+    variants: tuple[Variant, ...]
+
+    def weights(self, variant: int) -> dict[str, np.ndarray]:
+        """The weights of one graph, cut from those of the full width."""
+        pieces = self.variants[variant].pieces
+        return {name: piece.cut() for name, piece in pieces.items()}
+
+
+def read_bundle(path: str | os.PathLike[str], verified: bool = True) -> Bundle:
+    """Maps a bundle and checks all of it; `BundleError` says in one sentence what is wrong.
+
+    Args:
+        path: the file.
+        verified: compare its content with its checksum, which reads all of it once.
+    """
+    path = Path(path)
+    try:
+        return _read(path, verified)
+    except BundleError as error:
+        raise BundleError(f"{path}: {error}") from error.__cause__
+    except OSError as error:
+        raise BundleError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def _read(path: Path, verified: bool) -> Bundle:
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= _LENGTH_BYTES:
+            raise BundleError(f"{size} bytes that are not a bundle")
+        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    header, start = _read_header(data)
+    _check_layout(path)
+    metadata = header.pop("__metadata__", None)
+    if not isinstance(metadata, dict):
+        raise BundleError("a safetensors file that is no bundle; anywidth.export_bundle writes one")
+    contents = read_contents(metadata)
+    seal = metadata.get(_SEAL)
+    if verified and seal != _checksum(header, metadata, data[start:]):
+        raise BundleError("damaged: its content does not fit its checksum; copy it again")
+    tensors = {name: _array(name, entry, data[start:]) for name, entry in header.items()}
+    weights = {
+        name.removeprefix("weight/"): array
+        for name, array in tensors.items()
+        if name.startswith("weight/")
+    }
+    variants = []
+    for index in range(len(set(contents.variants))):
+        if index not in contents.variants:
+            raise BundleError(f"its widths name graphs {sorted(set(contents.variants))[:5]}")
+        variants.append(_variant(index, tensors, weights))
+    _check_order(contents, variants)
+    return Bundle(path, str(seal), contents, tuple(variants))
+
+
+def _read_header(data: memoryview) -> tuple[dict[str, Any], int]:
+    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
+    start = _LENGTH_BYTES + length
+    if data[_LENGTH_BYTES : _LENGTH_BYTES + 1] != b"{":
+        raise BundleError(f"{len(data)} bytes that are not a bundle")
+    if length > _MOST_HEADER:
+        raise BundleError(f"a header of {length} bytes; expected at most {_MOST_HEADER}")
+    if start > len(data):
+        raise BundleError(f"cut off: {len(data)} bytes are there and the header ends at {start}")
+    try:
+        header: dict[str, Any] = json.loads(bytes(data[_LENGTH_BYTES:start]))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"]
+        expected = start + max(map(int, ends), default=0)
+    except (ValueError, AttributeError, KeyError, TypeError, IndexError, RecursionError) as error:
+        raise BundleError(f"not a safetensors file ({str(error)[:120]})") from error
+    if len(data) != expected:
+        kind = "cut off" if len(data) < expected else "something was appended"
+        raise BundleError(f"{kind}: {len(data)} bytes are there, expected {expected}")
+    return header, start
+
+
+def _check_layout(path: Path) -> None:
+    """Offsets, shapes and types: safetensors refuses what overlaps, has gaps or does not fit."""
+    try:
+        with safetensors.safe_open(path, framework="numpy"):
+            pass
+    except safetensors.SafetensorError as error:
+        raise BundleError(f"not a safetensors file ({str(error)[:120]})") from error
+
+
+def _checksum(header: dict[str, Any], metadata: dict[str, str], tensors: memoryview) -> str:
+    """As anywidth seals its files: all of the header but the seal, then the tensors."""
+    kept = {name: value for name, value in metadata.items() if name != _SEAL}
+    found = hashlib.sha256(json.dumps({**header, "__metadata__": kept}, sort_keys=True).encode())
+    found.update(tensors)
+    return found.hexdigest()
+
+
+def _array(name: str, entry: dict[str, Any], data: memoryview) -> np.ndarray:
+    dtype = _DTYPES.get(entry["dtype"])
+    if dtype is None:
+        raise BundleError(f"{name[:60]!r} is of type {entry['dtype']}, which no bundle holds")
+    begin, end = entry["data_offsets"]
+    return np.frombuffer(data[begin:end], dtype).reshape(entry["shape"])
+
+
+def _variant(index: int, tensors: dict[str, np.ndarray], weights: dict[str, np.ndarray]) -> Variant:
+    parts = [tensors.get(f"{kind}/{index}") for kind in ("graph", "pieces", "scales")]
+    dtypes = [None if part is None or part.ndim != 1 else part.dtype.name for part in parts]
+    graph, pieces, scales = parts
+    if dtypes != ["uint8", "uint8", "float32"] or graph is None or pieces is None or scales is None:
+        raise BundleError(f"graph {index} is missing or of the wrong type")
+    content = graph.tobytes()
+    return Variant(
+        content, read_pieces(pieces.tobytes(), read_placeholders(content), weights, scales)
+    )
+
+
+def _check_order(contents: Contents, variants: list[Variant]) -> None:
+    """A wider width has no fewer weights; a table that says so otherwise is not believed."""
+    uniform = sorted(
+        (row.width, row.macs, variants[variant].weight_count)
+        for row, variant in zip(contents.rows, contents.variants, strict=True)
+        if isinstance(row.width, float)
+    )
+    for (low, low_macs, few), (high, high_macs, many) in itertools.pairwise(uniform):
+        if few > many or low_macs > high_macs:
+            raise BundleError(f"its table is wrong: width {low:g} is larger than {high:g}")

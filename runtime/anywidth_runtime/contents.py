@@ -1,0 +1,189 @@
+"""What a bundle says of itself: inputs and outputs, its widths and what they cost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from anywidth_runtime.errors import BundleError
+
+FORMAT_KEY, VERSION = "anywidth.bundle", "1"
+ABOUT_KEY = "about"
+
+_REAL = ("float16", "float32", "float64")
+_WHOLE = ("bool", "uint8", *(f"int{bits}" for bits in (8, 16, 32, 64)))
+_MOST_WIDTHS = 10_000
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """An input or output of the network.
+
+    Args:
+        name: as the file calls it.
+        dtype: numpy's name, such as "float32".
+        shape: a number per axis, or the name of one whose size may differ from call to call.
+        example: the shape that latency is measured with; for an output, empty.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    example: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One width of the table.
+
+    Args:
+        width: the fraction of the full width, or the name of a nonuniform configuration.
+        macs: multiply-adds of one example.
+        parameters: of the network that the width leaves.
+        metrics: what was measured of the network at this width, by name.
+        accuracy: the main one of them, larger is better; None if it was not measured.
+        latency_ms: median milliseconds of one call; None if it was not measured.
+    """
+
+    width: float | str
+    macs: int
+    parameters: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    accuracy: float | None = None
+    latency_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The text part of a bundle, checked.
+
+    `rows` go from the narrowest to the widest; `variants[i]` is the graph that row i runs.
+    `machine` says where the rows' latency was measured.
+    """
+
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    rows: tuple[Row, ...]
+    variants: tuple[int, ...]
+    task: str | None
+    takes: str
+    facts: Mapping[str, str]
+    classes: tuple[str, ...] | None
+    accuracy_name: str | None
+    machine: Mapping[str, str]
+
+
+def read_contents(metadata: Mapping[str, str]) -> Contents:
+    """Checks what a bundle says of itself; raises `BundleError` with the reason alone."""
+    version = metadata.get(FORMAT_KEY)
+    if version is None:
+        raise BundleError("a safetensors file that is no bundle; anywidth.export_bundle writes one")
+    if version != VERSION:
+        raise BundleError(f"version {version[:20]} of the format; this runtime reads {VERSION}")
+    try:
+        about = json.loads(metadata[ABOUT_KEY])
+        inputs = tuple(_tensor_info(one) for one in about["inputs"])
+        outputs = tuple(_tensor_info(one) for one in about["outputs"])
+        entries = list(about["widths"])
+        rows = tuple(_row(entry) for entry in entries)
+        variants = tuple(_whole(entry["variant"]) for entry in entries)
+        contents = Contents(
+            inputs,
+            outputs,
+            rows,
+            variants,
+            None if about["task"] is None else str(about["task"]),
+            str(about["takes"]),
+            {str(name): str(value) for name, value in about["facts"].items()},
+            None if about["classes"] is None else tuple(map(str, about["classes"])),
+            None if about["accuracy_name"] is None else str(about["accuracy_name"]),
+            {str(name): str(value) for name, value in about["machine"].items()},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise BundleError(f"its description cannot be read ({reason})") from error
+    _check_names(contents)
+    return contents
+
+
+def _check_names(contents: Contents) -> None:
+    rows = contents.rows
+    if not contents.inputs or not contents.outputs or not rows or len(rows) > _MOST_WIDTHS:
+        raise BundleError(
+            f"it describes {len(contents.inputs)} inputs, {len(contents.outputs)} outputs and "
+            f"{len(rows)} widths; expected at least one of each"
+        )
+    named: dict[str, list[float | str]] = {
+        "input": [one.name for one in contents.inputs],
+        "output": [one.name for one in contents.outputs],
+        "width": [row.width for row in rows],
+    }
+    for kind, names in named.items():
+        seen: set[float | str] = set()
+        for name in names:
+            if name in seen:
+                raise BundleError(f"it has the {kind} {str(name)[:40]} twice")
+            seen.add(name)
+    if any(a.macs > b.macs for a, b in itertools.pairwise(rows)):
+        raise BundleError("its widths do not go from the cheapest to the dearest")
+
+
+def _tensor_info(data: Any) -> TensorInfo:
+    name, dtype = data["name"], data["dtype"]
+    if not isinstance(name, str) or dtype not in (*_REAL, *_WHOLE):
+        raise ValueError(f"an input or output {str(name)[:40]!r} of type {str(dtype)[:20]!r}")
+    shape = tuple(axis if isinstance(axis, str) else _whole(axis) for axis in data["shape"])
+    example = tuple(_whole(size) for size in data["example"])
+    if example and (len(example) != len(shape) or not fits(example, shape)):
+        raise ValueError(f"the example {example} of {name!r} does not fit its shape {shape}")
+    if math.prod(example) > 2**31:
+        raise ValueError(f"the example of {name!r} has shape {example}")
+    return TensorInfo(name, np.dtype(dtype).name, shape, example)
+
+
+def fits(sizes: tuple[int, ...], shape: tuple[int | str, ...]) -> bool:
+    """Whether an array's sizes are those of a shape whose named axes may have any size."""
+    return len(sizes) == len(shape) and all(
+        isinstance(axis, str) or axis == size for axis, size in zip(shape, sizes, strict=True)
+    )
+
+
+def _row(data: Any) -> Row:
+    width = data["width"]
+    if not isinstance(width, str):
+        width = _number(width)
+        if not 0 < width <= 1:
+            raise ValueError(f"a width of {width}")
+    return Row(
+        width,
+        _whole(data["macs"]),
+        _whole(data["parameters"]),
+        {str(name): float(value) for name, value in data["metrics"].items()},
+        None if data["accuracy"] is None else _number(data["accuracy"]),
+        None if data["latency_ms"] is None else _duration(data["latency_ms"]),
+    )
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{str(value)[:40]!r} where a number was expected")
+    return float(value)
+
+
+def _duration(value: Any) -> float:
+    milliseconds = _number(value)
+    if milliseconds <= 0:
+        raise ValueError(f"a latency of {milliseconds} ms")
+    return milliseconds
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**62:
+        raise ValueError(f"{str(value)[:40]!r} where a whole number was expected")
+    return value

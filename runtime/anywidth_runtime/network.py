@@ -1,0 +1,232 @@
+"""A network of many widths, opened from one file."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anywidth_runtime import latency
+from anywidth_runtime.bundle_file import Bundle, read_bundle
+from anywidth_runtime.contents import Row, TensorInfo, fits
+from anywidth_runtime.errors import RequestError
+from anywidth_runtime.sessions import Sessions
+
+Width = float | str
+Outputs = np.ndarray | dict[str, np.ndarray]
+
+_SAME_WIDTH = 1e-6
+
+
+def open(
+    path: str | os.PathLike[str],
+    *,
+    threads: int = 1,
+    memory_limit: int = 2**30,
+    verified: bool = True,
+) -> Network:
+    """Opens a bundle: one file with a network at many widths.
+
+    Nothing in the file is executed as code. The weights stay in the mapped file; a width is opened
+    when it is first used, or ahead with `Network.prepare`.
+
+    Args:
+        path: what `anywidth export RUN --out net.anywidth` wrote.
+        threads: that one call may use. With 1, calls from several threads run side by side. With
+            more, all networks of the process share onnxruntime's one pool of threads, and other
+            sessions of the process must use it too (`use_per_session_threads = False`).
+        memory_limit: bytes that open widths may take; the least recently used is closed first.
+        verified: compare the content with its checksum, which reads the whole file once.
+
+    Raises:
+        BundleError: the file is damaged, hostile or of another format.
+
+    Example:
+        >>> net = anywidth_runtime.open("net.anywidth")
+        >>> logits = net.run(images, width=0.4)
+    """
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise RequestError(f"threads={threads!r}: expected a whole number of at least 1")
+    return Network(read_bundle(path, verified), threads, memory_limit)
+
+
+class Network:
+    """A network of many widths; `anywidth_runtime.open` makes one. Safe to use from many threads.
+
+    Args:
+        path: the file.
+        widths: what it can run at, cheapest first: fractions, and names of nonuniform
+            configurations.
+        inputs, outputs: name, type and shape of each.
+        task: what it was trained for, such as "classification"; None if the file does not say.
+        takes: what it is called with, in words.
+        facts: what else the file says, by name.
+        accuracy_name: what the table's accuracy is; None if there is none.
+    """
+
+    def __init__(self, bundle: Bundle, threads: int, memory_limit: int) -> None:
+        contents = bundle.contents
+        self._bundle = bundle
+        self._sessions = Sessions(bundle, threads, memory_limit)
+        self._variants = dict(
+            zip((row.width for row in contents.rows), contents.variants, strict=True)
+        )
+        self._latency = latency.Table.read(bundle, threads)
+        self.path: Path = bundle.path
+        self.threads = threads
+        self.widths: tuple[Width, ...] = tuple(self._variants)
+        self.inputs: tuple[TensorInfo, ...] = contents.inputs
+        self.outputs: tuple[TensorInfo, ...] = contents.outputs
+        self.task: str | None = contents.task
+        self.takes: str = contents.takes
+        self.facts: Mapping[str, str] = contents.facts
+        self.accuracy_name: str | None = contents.accuracy_name
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Names of the classes, if the file has them."""
+        return self._bundle.contents.classes
+
+    @property
+    def table(self) -> tuple[Row, ...]:
+        """A row per width, cheapest first. Latency is this machine's if it was measured here."""
+        rows = self._bundle.contents.rows
+        if self._latency is None:
+            return rows
+        times = self._latency.milliseconds
+        return tuple(replace(row, latency_ms=times.get(row.width)) for row in rows)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the table's latency is this machine's, with this number of threads."""
+        return self._latency is not None
+
+    @property
+    def open_widths(self) -> tuple[Width, ...]:
+        """The widths that run at once, without being opened first."""
+        ready = self._sessions.open_variants()
+        return tuple(width for width, variant in self._variants.items() if variant in ready)
+
+    def run(self, *arrays: Any, width: Width) -> Outputs:
+        """Runs the network at a width.
+
+        Args:
+            arrays: an array per input, or one dict of arrays by the inputs' names.
+            width: one of `widths`. Any other is refused; `width_for` chooses one.
+
+        Returns the output as an array; if there are several, a dict by their names.
+        """
+        session = self._sessions.get(self._variant(width))
+        found = session.run(None, self._fed(arrays))
+        if len(found) == 1:
+            return found[0]
+        return dict(zip((one.name for one in self.outputs), found, strict=True))
+
+    def prepare(self, widths: Sequence[Width] | None = None) -> None:
+        """Opens widths ahead of the first call, so that none waits; all of them by default."""
+        variants = [self._variant(width) for width in (self.widths if widths is None else widths)]
+        self._sessions.check_room(variants)
+        for variant in dict.fromkeys(variants):
+            self._sessions.get(variant)
+
+    def measure(
+        self,
+        *,
+        repeats: int = 20,
+        shapes: Sequence[tuple[int, ...]] | None = None,
+        progress: bool = True,
+    ) -> tuple[Row, ...]:
+        """Times every width on this machine and returns the table.
+
+        The widths take turns, so that a busy moment slows all alike; the median counts. The times
+        are kept beside the file, in `NAME.latency.json`, and read when it is opened again on the
+        same machine with as many threads.
+
+        Args:
+            repeats: calls per width.
+            shapes: of each input; those that the file was exported with if not given.
+            progress: show how far it has come, if the output is a terminal.
+        """
+        feeds = self._examples(shapes)
+        self._latency = latency.measured(
+            self._bundle, self._sessions, feeds, repeats=repeats, progress=progress
+        )
+        return self.table
+
+    def width_for(self, *, milliseconds: float) -> Width:
+        """The widest width that takes at most so long on this machine; see `measure`."""
+        if self._latency is None:
+            raise RequestError(
+                f"{self.path}: latency was not measured on this machine with {self.threads} "
+                "threads; call measure() once"
+            )
+        timed = [(row.width, row.latency_ms) for row in self.table if row.latency_ms is not None]
+        fitting = [width for width, time in timed if time <= milliseconds]
+        if not fitting:
+            width, time = min(timed, key=lambda pair: pair[1])
+            raise RequestError(
+                f"no width takes {milliseconds:g} ms or less; the fastest is {width}, with "
+                f"{time:.3g} ms"
+            )
+        return fitting[-1]
+
+    def close(self) -> None:
+        """Closes all widths; the next call opens what it needs."""
+        self._sessions.close()
+
+    def __repr__(self) -> str:
+        return f"Network({str(self.path)!r}, {len(self.widths)} widths)"
+
+    def _variant(self, width: Width) -> int:
+        variant = self._variants.get(width)
+        if variant is not None:
+            return variant
+        numbers = [one for one in self.widths if isinstance(one, float)]
+        if isinstance(width, int | float) and numbers and not isinstance(width, bool):
+            near = sorted(numbers, key=lambda one: abs(one - width))
+            if abs(near[0] - width) < _SAME_WIDTH:
+                return self._variants[near[0]]
+            known = " and ".join(f"{one:g}" for one in sorted(near[:2]))
+            raise RequestError(f"width {width} is not in {self.path}; the nearest are {known}")
+        raise RequestError(f"width {width!r} is not in {self.path}; it has {list(self.widths)[:8]}")
+
+    def _fed(self, arrays: tuple[Any, ...]) -> dict[str, np.ndarray]:
+        names = [one.name for one in self.inputs]
+        if len(arrays) == 1 and isinstance(arrays[0], Mapping):
+            given = dict(arrays[0])
+        else:
+            given = dict(zip(names, arrays, strict=False))
+            if len(arrays) != len(names):
+                raise RequestError(f"{len(arrays)} arrays; expected {len(names)}: {names}")
+        if set(given) != set(names):
+            raise RequestError(f"arrays for {sorted(map(str, given))}; expected {names}")
+        return {one.name: _checked(given[one.name], one) for one in self.inputs}
+
+    def _examples(self, shapes: Sequence[tuple[int, ...]] | None) -> dict[str, np.ndarray]:
+        chosen = [one.example for one in self.inputs] if shapes is None else list(shapes)
+        if len(chosen) != len(self.inputs):
+            raise RequestError(f"{len(chosen)} shapes; expected one per input: {len(self.inputs)}")
+        generator = np.random.default_rng(0)
+        feeds = {}
+        for shape, one in zip(chosen, self.inputs, strict=True):
+            # Whole numbers may be indices, of which 0 is always one.
+            is_real = one.dtype.startswith("float")
+            values = generator.random(shape) if is_real else np.zeros(shape)
+            feeds[one.name] = _checked(values.astype(one.dtype), one)
+        return feeds
+
+
+def _checked(value: Any, wanted: TensorInfo) -> np.ndarray:
+    array = np.asarray(value)
+    if array.dtype != wanted.dtype:
+        raise RequestError(f"{wanted.name!r} has type {array.dtype}; expected {wanted.dtype}")
+    if not fits(array.shape, wanted.shape):
+        raise RequestError(f"{wanted.name!r} has shape {array.shape}; expected {wanted.shape}")
+    if math.prod(array.shape) == 0:
+        raise RequestError(f"{wanted.name!r} has shape {array.shape}, which holds nothing")
+    return np.ascontiguousarray(array)

@@ -1,0 +1,96 @@
+"""A network opened from a bundle: widths, inputs, latency, and no PyTorch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import anywidth_runtime
+import numpy as np
+import pytest
+import torch
+from tiny_networks import PIXELS, batches_of, converted
+
+import anywidth as aw
+
+WIDTHS = [0.25, 0.5, 1.0]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bundle") / "net.anywidth"
+    model = converted()
+    aw.calibrate(model, batches_of([16]), widths=WIDTHS)
+    aw.export_bundle(model, path, WIDTHS)
+    return path
+
+
+def images(count: int = 3) -> np.ndarray:
+    return np.random.default_rng(0).random((count, 1, PIXELS, PIXELS), np.float32)
+
+
+def test_it_runs_without_torch(bundle: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; import anywidth_runtime, numpy; "
+        "net = anywidth_runtime.open(sys.argv[1]); "
+        f"x = numpy.zeros((2, 1, {PIXELS}, {PIXELS}), numpy.float32); "
+        "assert net.run(x, width=0.5).shape == (2, 10); "
+        "assert not [name for name in sys.modules if name == 'anywidth']"
+    )
+    arguments = [sys.executable, "-c", code, str(bundle)]
+    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("array", "width", "word"),
+    [
+        (images(), 0.4, "0.5"),
+        (images(), "fast", "fast"),
+        (images()[:, :, 1:], 0.5, "shape"),
+        (images().astype(float), 0.5, "float64"),
+        (images()[:0], 0.5, "shape"),
+        ({"pictures": images()}, 0.5, "pictures"),
+    ],
+)
+def test_wrong_calls_are_named(bundle: Path, array: object, width: float | str, word: str) -> None:
+    with pytest.raises(anywidth_runtime.RequestError, match=word):
+        anywidth_runtime.open(bundle).run(array, width=width)
+
+
+def test_latency_is_measured_once(bundle: Path) -> None:
+    net = anywidth_runtime.open(bundle)
+    with pytest.raises(anywidth_runtime.RequestError, match="measure"):
+        net.width_for(milliseconds=5)
+    rows = net.measure(repeats=3)
+    assert [row.width for row in rows] == WIDTHS
+    assert all(row.latency_ms is not None and row.latency_ms > 0 for row in rows)
+    again = anywidth_runtime.open(bundle)
+    assert again.width_for(milliseconds=1000) == 1.0
+    with pytest.raises(anywidth_runtime.RequestError, match="fastest"):
+        again.width_for(milliseconds=1e-6)
+
+
+def test_the_least_recently_used_width_is_closed(bundle: Path) -> None:
+    net = anywidth_runtime.open(bundle, memory_limit=1)
+    for width in WIDTHS:
+        net.run(images(), width=width)
+        assert net.open_widths == (width,)
+    with pytest.raises(anywidth_runtime.RequestError, match="memory_limit"):
+        net.prepare()
+    roomy = anywidth_runtime.open(bundle)
+    roomy.prepare([0.25, 1.0])
+    assert roomy.open_widths == (0.25, 1.0)
+
+
+def test_it_gives_what_the_network_gives(tmp_path: Path) -> None:
+    model = converted()
+    aw.calibrate(model, batches_of([16]), widths=WIDTHS)
+    aw.export_bundle(model, tmp_path / "net.anywidth", WIDTHS)
+    net = anywidth_runtime.open(tmp_path / "net.anywidth")
+    model.eval()
+    for width in WIDTHS:
+        with torch.no_grad(), aw.at_width(model, width):
+            true = model(torch.from_numpy(images()))
+        np.testing.assert_allclose(net.run(images(), width=width), true, rtol=1e-4, atol=1e-5)
