@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -126,7 +127,7 @@ def write_bundle(
         deploy: the network at one width, ready to be called.
         qualities: what was measured, by the same names.
     """
-    from anywidth.files import encode_tensors, temporary_path, write_atomically
+    from anywidth.files import temporary_path, write_atomically
 
     runtime = _runtime()
     state = state_of(model)
@@ -145,11 +146,7 @@ def write_bundle(
         for name in order
     ]
     about = _about(next(iter(deployments.values())), rows)
-    content = encode_tensors(
-        _tensors(list(variants.values())),
-        {"anywidth.bundle": "1", "about": json.dumps(about)},
-        path,
-    )
+    content = runtime.bundle_file.encode_bundle(_tensors(list(variants.values())), about)
     temporary = temporary_path(path)
     try:
         temporary.write_bytes(content)
@@ -216,24 +213,24 @@ def _strip_graph(graph: Any) -> None:
                 _strip_graph(inner)
 
 
-def _tensors(variants: Sequence[Variant]) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
+def _tensors(variants: Sequence[Variant]) -> dict[str, np.ndarray]:
+    tensors: dict[str, np.ndarray] = {}
     for number, variant in enumerate(variants):
         pieces, scales, start = {}, [], 0
         for name, found in variant.matches.items():
-            tensors[f"weight/{found.source.name}"] = torch.from_numpy(found.source.whole)
+            tensors[f"weight/{found.source.name}"] = found.source.whole
             pieces[name] = found.to_json(start)
             if found.scale is not None:
-                scales.append(torch.from_numpy(found.scale))
+                scales.append(found.scale)
                 start += len(found.scale)
         tensors[f"graph/{number}"] = _as_bytes(variant.graph)
         tensors[f"pieces/{number}"] = _as_bytes(json.dumps(pieces, separators=(",", ":")).encode())
-        tensors[f"scales/{number}"] = torch.cat(scales) if scales else torch.zeros(0)
+        tensors[f"scales/{number}"] = np.concatenate([*scales, np.zeros(0, np.float32)])
     return tensors
 
 
-def _as_bytes(content: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+def _as_bytes(content: bytes) -> np.ndarray:
+    return np.frombuffer(content, np.uint8)
 
 
 def _row(

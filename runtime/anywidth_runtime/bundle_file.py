@@ -8,12 +8,14 @@ import json
 import math
 import mmap
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors
+import safetensors.numpy
 
 from anywidth_runtime.contents import Contents, read_contents
 from anywidth_runtime.errors import BundleError
@@ -21,7 +23,7 @@ from anywidth_runtime.onnx_graphs import read_placeholders
 from anywidth_runtime.pieces import Piece, read_pieces
 
 _LENGTH_BYTES = 8
-_SEAL = "anywidth.sha256"
+_FORMAT, VERSION = "anywidth.bundle", "1"
 _MOST_HEADER = 64 * 2**20
 _DTYPES = {
     **{f"F{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},
@@ -88,14 +90,11 @@ def _read(path: Path, verified: bool) -> Bundle:
         data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     header, start = _read_header(data)
     _check_layout(path)
-    metadata = header.pop("__metadata__", None)
-    if not isinstance(metadata, dict):
-        raise BundleError("a safetensors file that is no bundle; anywidth.export_bundle writes one")
-    contents = read_contents(metadata)
-    seal = metadata.get(_SEAL)
-    if verified and seal != _checksum(header, metadata, data[start:]):
-        raise BundleError("damaged: its content does not fit its checksum; copy it again")
+    seal, text = _read_metadata(header.pop("__metadata__", None))
     tensors = {name: _array(name, entry, data[start:]) for name, entry in header.items()}
+    if verified and seal != _checksum(tensors, text):
+        raise BundleError("damaged: its content does not fit its checksum; copy it again")
+    contents = read_contents(text)
     weights = {
         name.removeprefix("weight/"): array
         for name, array in tensors.items()
@@ -107,7 +106,15 @@ def _read(path: Path, verified: bool) -> Bundle:
             raise BundleError(f"its widths name graphs {sorted(set(contents.variants))[:5]}")
         variants.append(_variant(index, tensors, weights))
     _check_order(contents, variants)
-    return Bundle(path, str(seal), contents, tuple(variants))
+    return Bundle(path, seal, contents, tuple(variants))
+
+
+def encode_bundle(tensors: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
+    """The bytes of a bundle; the same for the same content."""
+    text = json.dumps(about)
+    # safetensors keeps several metadata in a random order, so this is one.
+    metadata = {_FORMAT: f"{VERSION} {_checksum(tensors, text)} {text}"}
+    return safetensors.numpy.save(dict(tensors), metadata=metadata)
 
 
 def _read_header(data: memoryview) -> tuple[dict[str, Any], int]:
@@ -140,11 +147,23 @@ def _check_layout(path: Path) -> None:
         raise BundleError(f"not a safetensors file ({str(error)[:120]})") from error
 
 
-def _checksum(header: dict[str, Any], metadata: dict[str, str], tensors: memoryview) -> str:
-    """As anywidth seals its files: all of the header but the seal, then the tensors."""
-    kept = {name: value for name, value in metadata.items() if name != _SEAL}
-    found = hashlib.sha256(json.dumps({**header, "__metadata__": kept}, sort_keys=True).encode())
-    found.update(tensors)
+def _read_metadata(metadata: Any) -> tuple[str, str]:
+    """The checksum, and the description as text."""
+    kept = metadata.get(_FORMAT) if isinstance(metadata, dict) else None
+    if not isinstance(kept, str):
+        raise BundleError("a safetensors file that is no bundle; anywidth.export_bundle writes one")
+    version, _, rest = kept.partition(" ")
+    if version != VERSION:
+        raise BundleError(f"version {version[:20]} of the format; this runtime reads {VERSION}")
+    seal, _, text = rest.partition(" ")
+    return seal, text
+
+
+def _checksum(tensors: Mapping[str, np.ndarray], text: str) -> str:
+    found = hashlib.sha256(text.encode())
+    for name, array in sorted(tensors.items()):
+        found.update(f"{name}, {array.dtype}, {array.shape}:".encode())
+        found.update(array.reshape(-1).view(np.uint8).data)
     return found.hexdigest()
 
 

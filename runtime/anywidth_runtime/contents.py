@@ -13,9 +13,6 @@ import numpy as np
 
 from anywidth_runtime.errors import BundleError
 
-FORMAT_KEY, VERSION = "anywidth.bundle", "1"
-ABOUT_KEY = "about"
-
 _REAL = ("float16", "float32", "float64")
 _WHOLE = ("bool", "uint8", *(f"int{bits}" for bits in (8, 16, 32, 64)))
 _MOST_WIDTHS = 10_000
@@ -79,15 +76,10 @@ class Contents:
     machine: Mapping[str, str]
 
 
-def read_contents(metadata: Mapping[str, str]) -> Contents:
+def read_contents(text: str) -> Contents:
     """Checks what a bundle says of itself; raises `BundleError` with the reason alone."""
-    version = metadata.get(FORMAT_KEY)
-    if version is None:
-        raise BundleError("a safetensors file that is no bundle; anywidth.export_bundle writes one")
-    if version != VERSION:
-        raise BundleError(f"version {version[:20]} of the format; this runtime reads {VERSION}")
     try:
-        about = json.loads(metadata[ABOUT_KEY])
+        about = json.loads(text)
         inputs = tuple(_tensor_info(one) for one in about["inputs"])
         outputs = tuple(_tensor_info(one) for one in about["outputs"])
         entries = list(about["widths"])
