@@ -3,10 +3,16 @@
 from anywidth_runtime._version import __version__
 from anywidth_runtime.contents import Row, TensorInfo
 from anywidth_runtime.errors import BundleError, RequestError
+from anywidth_runtime.governor import Governor
+from anywidth_runtime.governor_limits import Ceiling
+from anywidth_runtime.governor_menu import Choice
 from anywidth_runtime.network import Network, open
 
 __all__ = [
     "BundleError",
+    "Ceiling",
+    "Choice",
+    "Governor",
     "Network",
     "RequestError",
     "Row",

@@ -94,3 +94,15 @@ def test_it_gives_what_the_network_gives(tmp_path: Path) -> None:
         with torch.no_grad(), aw.at_width(model, width):
             true = model(torch.from_numpy(images()))
         np.testing.assert_allclose(net.run(images(), width=width), true, rtol=1e-4, atol=1e-5)
+
+
+def test_a_governor_chooses_among_measured_widths(bundle: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "net.anywidth"
+    copied.write_bytes(bundle.read_bytes())
+    net = anywidth_runtime.open(copied)
+    with pytest.raises(anywidth_runtime.RequestError, match="measure"):
+        anywidth_runtime.Governor.of(net)
+    net.measure(repeats=3, progress=False)
+    governor = anywidth_runtime.Governor.of(net, least_width=0.5)
+    assert governor.width_for(milliseconds=1e6) == max(one.width for one in governor.menu)
+    assert governor.width_for(milliseconds=1e-6) == min(one.width for one in governor.menu) >= 0.5

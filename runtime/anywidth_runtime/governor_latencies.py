@@ -1,0 +1,63 @@
+"""How long each width takes, kept true while a network serves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from anywidth_runtime.errors import RequestError
+
+Width = float | str
+
+# The share of the newest measurement in a running mean: of the machine, and of one width.
+_MACHINE_SHARE = 0.1
+_WIDTH_SHARE = 0.02
+# A measurement counts as at most this many times what was expected: one that was interrupted says
+# little about the next.
+_LARGEST_SURPRISE = 2.0
+# The reserve covers this share of all runs.
+_COVERED = 0.999
+# How far one surprise moves the reserve, as a share of the widest width's time.
+_RESERVE_STEP = 0.1
+
+
+class Latencies:
+    """A table of seconds per width, corrected by every run that is noted.
+
+    Three things are learned. A machine that others use slows all widths by about one factor, so
+    that factor follows quickly. What a single width differs by follows slowly. The reserve is how
+    much longer than expected a run may take: it follows the 0.999 quantile of the surprises, and
+    so covers what a mean does not show, such as a run interrupted by another process.
+
+    Args:
+        milliseconds: what each width was measured to take.
+    """
+
+    def __init__(self, milliseconds: Mapping[Width, float]) -> None:
+        if not milliseconds:
+            raise RequestError("no latencies: expected milliseconds for at least one width")
+        for width, value in milliseconds.items():
+            if not (math.isfinite(value) and value > 0):
+                raise RequestError(
+                    f"width {width!r} takes {value!r} ms: expected a number above 0; measure it "
+                    "with net.measure()"
+                )
+        self._measured = {width: value / 1000 for width, value in milliseconds.items()}
+        self._bias = dict.fromkeys(self._measured, 1.0)
+        self._step = _RESERVE_STEP * max(self._measured.values())
+        self.slowdown = 1.0
+        self.reserve = 0.0
+
+    def expected(self, width: Width) -> float:
+        """Seconds that the next run at a width is expected to take."""
+        return self._measured[width] * self._bias[width] * self.slowdown
+
+    def note(self, width: Width, seconds: float) -> None:
+        """Learns from a run that just ended."""
+        expected = self.expected(width)
+        surprise = min(max(seconds / expected, 1 / _LARGEST_SURPRISE), _LARGEST_SURPRISE)
+        self.slowdown *= 1 + _MACHINE_SHARE * (surprise - 1)
+        self._bias[width] *= 1 + _WIDTH_SHARE * (surprise - 1)
+        # Stochastic approximation of a quantile: up by 0.999 of a step, down by 0.001 of one.
+        is_longer = seconds > expected + self.reserve
+        self.reserve = max(0.0, self.reserve + self._step * (is_longer - (1 - _COVERED)))
