@@ -82,32 +82,32 @@ PASSING = {
 }  # fmt: skip
 
 FIXING = {
-    "sort": (lambda x: x.sort(1).values, "no rule for the operation sort"),
-    "flip_channels": (lambda x: x.flip(1), "reordered by flip"),
-    "roll_flat": (lambda x: x.roll(1), "reordered by roll"),
-    "pad_channels": (lambda x: nn.functional.pad(x, (0, 0, 0, 0, 0, 4))[:, :16], "padded by"),
-    "odd_slice": (lambda x: nn.functional.pad(x[:, :11], (0, 0, 0, 0, 0, 5)), "sliced to 11 of 16"),
-    "unequal_split": (lambda x: torch.cat(x.split([5, 11], 1)[::-1], 1), "cut into unequal parts"),
-    "index": (lambda x: x[:, torch.arange(15, -1, -1)], "indexed by index"),
-    "unbind": (lambda x: torch.stack(x.unbind(1), 1), "taken apart by unbind"),
+    "sort": (lambda x: x.sort(1).values, "sort"),
+    "flip_channels": (lambda x: x.flip(1), "flip"),
+    "roll_flat": (lambda x: x.roll(1), "roll"),
+    "pad_channels": (lambda x: nn.functional.pad(x, (0, 0, 0, 0, 0, 4))[:, :16], "pad"),
+    "odd_slice": (lambda x: nn.functional.pad(x[:, :11], (0, 0, 0, 0, 0, 5)), "11 of 16"),
+    "unequal_split": (lambda x: torch.cat(x.split([5, 11], 1)[::-1], 1), "unequal"),
+    "index": (lambda x: x[:, torch.arange(15, -1, -1)], "index"),
+    "unbind": (lambda x: torch.stack(x.unbind(1), 1), "unbind"),
     "outer_product": (
         lambda x: (
             torch.einsum("bchw,bdhw->bcdhw", x, x).flatten(1, 2).unflatten(1, (16, 16)).sum(2)
         ),
-        "merged with other channels by flatten",
+        "flatten",
     ),
-    "first_channel": (lambda x: x * x[:, :1], "sliced to 1 of 16 by slice"),
+    "first_channel": (lambda x: x * x[:, :1], "1 of 16"),
     "uneven_groups": (
         lambda x: nn.functional.group_norm(torch.cat([x, x[:, : x.shape[1] // 2]], 1), 2)[
             :, : x.shape[1]
         ],
-        "cut inside a unit by",
+        "unit",
     ),
     "more_often": (
         lambda x: x[:, :4].repeat(1, x.shape[1] // 4, 1, 1),
-        "sliced to 4 of 16 by slice",
+        "4 of 16",
     ),
-    "constant": (lambda x: x + torch.arange(16.0).view(1, 16, 1, 1), "axis of constant size"),
+    "constant": (lambda x: x + torch.arange(16.0).view(1, 16, 1, 1), "constant"),
 }
 
 

@@ -134,7 +134,7 @@ def test_a_buffer_that_training_writes_into_after_a_concatenation() -> None:
     model = convert(Joined(), x)
     plan = aw.plan_of(model)
     assert [group.name for group in plan.elastic()] == ["stem"]
-    assert plan.group("left").fixed == "joined with others in average, where training writes"
+    assert "average" in str(plan.group("left").fixed)
     assert_gradients(model, plan.narrowest, x)
 
 
@@ -344,7 +344,8 @@ def test_a_plan_says_which_weights_it_does_not_count() -> None:
             return self.both(self.left(x), self.right(x))
 
     plan = aw.plan(TwoInputs(), torch.randn(2, 8))
-    assert plan.notes == ["not counted: bilinear"]
+    (note,) = plan.notes
+    assert "bilinear" in note
 
 
 def test_cost_is_that_of_one_example_however_it_is_given() -> None:
@@ -375,6 +376,5 @@ def test_a_plan_says_which_statistics_all_widths_share() -> None:
             return x - mean + self.shift
 
     model = nn.Sequential(nn.Linear(8, 16), OwnNorm(), nn.BatchNorm1d(16), nn.Linear(16, 3))
-    assert aw.plan(model, torch.randn(2, 8)).notes == [
-        "all widths update the one 1.mean in training, and calibrate() leaves it as it is"
-    ]
+    (note,) = aw.plan(model, torch.randn(2, 8)).notes
+    assert "1.mean" in note

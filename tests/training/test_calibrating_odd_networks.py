@@ -100,7 +100,7 @@ def test_a_network_of_several_arguments_is_trained_and_calibrated() -> None:
     with aw.at_width(model, 0.5), torch.no_grad():
         values = model.layer(inputs[0]) + model.layer(inputs[1])
         torch.testing.assert_close(model.norm.eval().running_mean, values.mean(0))
-    with pytest.raises(aw.AnywidthError, match=r"shapes \(9, 8\), \(5, 8\)"):
+    with pytest.raises(aw.AnywidthError, match=r"\(5, 8\)"):
         aw.calibrate(model, [((inputs[0], inputs[1][:5]),)], [0.5])
 
 

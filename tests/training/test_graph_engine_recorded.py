@@ -100,7 +100,7 @@ def test_widths_warmed_up_and_replayed_count_as_calibrated() -> None:
     assert all(torch.equal(before[name], value) for name, value in graphs.state().items())
     images, _ = images_and_labels(4)
     graphs.model.eval()
-    with pytest.raises(aw.AnywidthError, match="no statistics"), aw.at_width(graphs.model, 0.25):
+    with pytest.raises(aw.AnywidthError, match="statistics"), aw.at_width(graphs.model, 0.25):
         graphs.model(images.double())
     graphs.train(3)
     eager.train(3)
@@ -218,7 +218,7 @@ def test_a_loss_with_parameters_learns() -> None:
 
 def test_without_captures_training_goes_on_after_one_warning() -> None:
     eager, graphs = both(refuses=True)
-    with pytest.warns(UserWarning, match=r"cannot be captured as a CUDA graph \(refused\)") as seen:
+    with pytest.warns(UserWarning, match="refused") as seen:
         found = graphs.train(5)
     assert len(seen) == 1
     assert found == pytest.approx(eager.train(5), rel=1e-9)

@@ -39,18 +39,18 @@ def test_depthwise_convolutions_of_the_zoo_are_supported(kernel, stride, dtype):
 @pytest.mark.parametrize(
     ("x", "weight", "stride", "padding", "words"),
     [
-        (torch.zeros(2, 8, 7, 7), FILTERS, 1, 1, "strides (392, 49, 7, 1)"),
-        (_image(2, 8, 7, 7).double(), FILTERS, 1, 1, "dtype torch.float64"),
-        (torch.zeros(8, 7, 7), FILTERS, 1, 1, "shape (8, 7, 7)"),
-        (_image(0, 8, 7, 7), FILTERS, 1, 1, "shape (0, 8, 7, 7)"),
-        (_image(2, 8, 7, 7), torch.zeros(16, 1, 7, 7), 1, 3, "kernel size is 7"),
-        (_image(2, 8, 7, 7), torch.zeros(16, 1, 3, 5), 1, 1, "shape (16, 1, 3, 5)"),
-        (_image(2, 8, 7, 7), torch.zeros(16, 2, 3, 3), 1, 1, "shape (16, 2, 3, 3)"),
-        (_image(2, 8, 7, 7), FILTERS, 3, 1, "stride is 3"),
-        (_image(2, 8, 7, 7), FILTERS, 1, 3, "padding is 3"),
-        (_image(2, 8, 2, 7), FILTERS, 1, 0, "smaller than the 3x3 kernel"),
-        (_image(2, 17, 7, 7), FILTERS, 1, 1, "16 channels, expected at least x's 17"),
-        (_image(2, 8, 7, 7), FILTERS.double(), 1, 1, "weight is torch.float64"),
+        (torch.zeros(2, 8, 7, 7), FILTERS, 1, 1, "(392, 49, 7, 1)"),
+        (_image(2, 8, 7, 7).double(), FILTERS, 1, 1, "float64"),
+        (torch.zeros(8, 7, 7), FILTERS, 1, 1, "(8, 7, 7)"),
+        (_image(0, 8, 7, 7), FILTERS, 1, 1, "(0, 8, 7, 7)"),
+        (_image(2, 8, 7, 7), torch.zeros(16, 1, 7, 7), 1, 3, "kernel size"),
+        (_image(2, 8, 7, 7), torch.zeros(16, 1, 3, 5), 1, 1, "(16, 1, 3, 5)"),
+        (_image(2, 8, 7, 7), torch.zeros(16, 2, 3, 3), 1, 1, "(16, 2, 3, 3)"),
+        (_image(2, 8, 7, 7), FILTERS, 3, 1, "stride"),
+        (_image(2, 8, 7, 7), FILTERS, 1, 3, "padding"),
+        (_image(2, 8, 2, 7), FILTERS, 1, 0, "3x3"),
+        (_image(2, 17, 7, 7), FILTERS, 1, 1, "17"),
+        (_image(2, 8, 7, 7), FILTERS.double(), 1, 1, "float64"),
     ],
 )
 def test_other_depthwise_convolutions_say_why_not(x, weight, stride, padding, words):
@@ -77,15 +77,15 @@ def test_batch_norms_are_supported(activation):
 @pytest.mark.parametrize(
     ("x", "weight", "bias", "mean", "variance", "activation", "words"),
     [
-        (torch.zeros(2, 8, 7, 7), ONE, ONE, None, None, "relu", "strides (392, 49, 7, 1)"),
-        (_image(2, 8, 7, 7), ONE, ONE, None, None, "gelu", "activation is 'gelu'"),
-        (_image(1, 8, 1, 1), ONE, ONE, None, None, "relu", "no variance"),
-        (_image(2, 8, 7, 7), ONE, ONE, ONE, None, "relu", "only one of running_mean"),
-        (_image(2, 8, 7, 7), None, ONE, None, None, "relu", "weight or bias is None"),
-        (_image(2, 8, 7, 7), ONE, ONE[:9], None, None, "relu", "bias (9,)"),
-        (_image(2, 8, 7, 7), ONE[:4], ONE[:4], None, None, "relu", "weight has 4 channels"),
-        (_image(2, 8, 7, 7), ONE, ONE, ONE[::2], ONE[::2], "relu", "running_mean has shape (8,)"),
-        (_image(2, 8, 7, 7), ONE, ONE, ONE, ONE[:7], "relu", "running_var has 7 channels"),
+        (torch.zeros(2, 8, 7, 7), ONE, ONE, None, None, "relu", "(392, 49, 7, 1)"),
+        (_image(2, 8, 7, 7), ONE, ONE, None, None, "gelu", "'gelu'"),
+        (_image(1, 8, 1, 1), ONE, ONE, None, None, "relu", "variance"),
+        (_image(2, 8, 7, 7), ONE, ONE, ONE, None, "relu", "running_mean"),
+        (_image(2, 8, 7, 7), None, ONE, None, None, "relu", "None"),
+        (_image(2, 8, 7, 7), ONE, ONE[:9], None, None, "relu", "(9,)"),
+        (_image(2, 8, 7, 7), ONE[:4], ONE[:4], None, None, "relu", "weight"),
+        (_image(2, 8, 7, 7), ONE, ONE, ONE[::2], ONE[::2], "relu", "running_mean"),
+        (_image(2, 8, 7, 7), ONE, ONE, ONE, ONE[:7], "relu", "running_var"),
     ],
 )
 def test_other_batch_norms_say_why_not(x, weight, bias, mean, variance, activation, words):
@@ -110,7 +110,7 @@ def test_tensors_too_large_for_32_bit_offsets_are_refused(monkeypatch, as_on_a_g
 def test_a_tensor_in_main_memory_is_refused():
     x = _image(2, 8, 7, 7)
     assert not kernels.supports_depthwise_conv2d(x, FILTERS, 1, 1)
-    with pytest.raises(AnywidthError, match="x is on cpu, expected a CUDA device"):
+    with pytest.raises(AnywidthError, match="CUDA"):
         kernels.depthwise_conv2d(x, FILTERS, 1, 1)
 
 
