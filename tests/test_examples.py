@@ -89,5 +89,5 @@ def test_the_demo_benchmark_records_its_command_and_keeps_recipes_apart(
     from benchmarks.demo import errors
 
     monkeypatch.setattr("torch.set_num_threads", lambda count: None)
-    with pytest.raises(AnywidthError, match=r"begun with epochs 1, not 2.*another --runs"):
+    with pytest.raises(AnywidthError, match="epochs"):
         errors(("I-Net 0.25", 0, "cpu", fields | {"epochs": "2"}, tmp_path / "runs"))

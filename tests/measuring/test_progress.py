@@ -140,7 +140,7 @@ def test_a_tensor_is_refused(pipe: Pipe) -> None:
     console, _ = pipe
     with (
         training_progress(2, console=console) as progress,
-        pytest.raises(AnywidthError, match=r"'loss' is a Tensor; .*tensor\.item\(\)"),
+        pytest.raises(AnywidthError, match="'loss'"),
     ):
         progress.update(1, loss=torch.tensor(1.0))  # type: ignore[arg-type]
 

@@ -147,12 +147,12 @@ def test_initialisation_is_orthogonal_with_the_gains_of_ppo() -> None:
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        (lambda: aw.models.atari_cnn(actions=0), "actions=0"),
-        (lambda: aw.models.atari_cnn(in_channels=1.5), "in_channels=1.5"),
-        (lambda: aw.models.atari_cnn(image_size=35), "image_size=35"),
-        (lambda: aw.models.minatar_cnn(board_size=2), "board_size=2"),
-        (lambda: aw.models.minatar_cnn(channels=-8), "channels=-8"),
-        (lambda: aw.models.mlp_policy(units=0), "units=0"),
+        (lambda: aw.models.atari_cnn(actions=0), "actions"),
+        (lambda: aw.models.atari_cnn(in_channels=1.5), "in_channels"),
+        (lambda: aw.models.atari_cnn(image_size=35), "image_size"),
+        (lambda: aw.models.minatar_cnn(board_size=2), "board_size"),
+        (lambda: aw.models.minatar_cnn(channels=-8), "channels"),
+        (lambda: aw.models.mlp_policy(units=0), "units"),
     ],
 )
 def test_bad_arguments_are_named(call, named: str) -> None:

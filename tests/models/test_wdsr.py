@@ -110,12 +110,12 @@ def test_the_mean_travels_with_the_weights() -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"scale": 5}, "scale=5"),
-        ({"channels": 0}, "channels=0"),
-        ({"channels": 1}, "channels=1: .* at least 2 channels"),
-        ({"blocks": 1.5}, "blocks=1.5"),
-        ({"expansion": -1}, "expansion=-1"),
-        ({"in_channels": 1, "mean": DIV2K_MEAN}, "3 values for in_channels=1"),
+        ({"scale": 5}, "scale"),
+        ({"channels": 0}, "channels"),
+        ({"channels": 1}, "at least 2"),
+        ({"blocks": 1.5}, "blocks"),
+        ({"expansion": -1}, "expansion"),
+        ({"in_channels": 1, "mean": DIV2K_MEAN}, "3 values"),
     ],
 )
 def test_bad_arguments_are_named(arguments: dict, named: str) -> None:

