@@ -4,7 +4,6 @@
 
 Forward and backward at full width, channels-last, one thread. Passes in both precisions alternate,
 and the median of the ratios of neighbours is reported, so that a busy machine slows both alike.
-`takes` says what a training step would choose here.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from anywidth.app.studies.provenance import provenance
-from anywidth.training.precision import faster_dtype
 from benchmarks.step import build
 
 # (network, pixels, batch)
@@ -53,7 +51,6 @@ def compare(name: str, pixels: int, batch: int, repeats: int) -> dict[str, Any]:
         times = {half: training_seconds(model, images, labels, half) for half in order}
         pairs.append((times[True], times[False]))
     pairs = pairs[1:]
-    chosen = faster_dtype(model, lambda: nn.functional.cross_entropy(model(images), labels))
     return {
         "network": name,
         "pixels": pixels,
@@ -61,7 +58,6 @@ def compare(name: str, pixels: int, batch: int, repeats: int) -> dict[str, Any]:
         "bfloat16_ms": 1e3 * statistics.median(half for half, _ in pairs),
         "float32_ms": 1e3 * statistics.median(whole for _, whole in pairs),
         "share": statistics.median(half / whole for half, whole in pairs),
-        "takes": "float32" if chosen is None else "bfloat16",
     }
 
 
@@ -78,13 +74,13 @@ def main() -> None:
         "amx": torch.cpu._is_amx_tile_supported(),
         "cases": [],
     }
-    print(f"{'network':22}{'px':>5}{'batch':>7}{'bf16 ms':>10}{'fp32 ms':>10}{'share':>8}  takes")
+    print(f"{'network':22}{'px':>5}{'batch':>7}{'bf16 ms':>10}{'fp32 ms':>10}{'share':>8}")
     for case in CASES:
         row = compare(*case, arguments.repeats)
         record["cases"].append(row)
         print(
             f"{row['network']:22}{row['pixels']:5}{row['batch']:7}{row['bfloat16_ms']:10.0f}"
-            f"{row['float32_ms']:10.0f}{row['share']:8.2f}  {row['takes']}",
+            f"{row['float32_ms']:10.0f}{row['share']:8.2f}",
             flush=True,
         )
     if arguments.out:

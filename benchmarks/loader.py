@@ -46,7 +46,7 @@ def make_step(pixels: int, device: torch.device, **options: Any) -> aw.SandwichS
         model.parameters(), lr=0.01, momentum=0.9, nesterov=True, fused=device.type == "cuda"
     )
     sampling = aw.Sampling("fixed", widths=WIDTHS)
-    return aw.SandwichStep(model, optimizer, F.cross_entropy, widths=sampling)
+    return aw.SandwichStep(model, optimizer, F.cross_entropy, widths=sampling, autocast="auto")
 
 
 def wait(device: torch.device) -> None:

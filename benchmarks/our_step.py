@@ -44,7 +44,9 @@ def measure(name: str, pixels: int, batch: int, options: dict[str, Any]) -> dict
     optimizer = torch.optim.SGD(
         model.parameters(), lr=0.01, momentum=0.9, nesterov=True, fused=True
     )
-    step = aw.SandwichStep(model, optimizer, F.cross_entropy, engine="graphs")
+    step = aw.SandwichStep(
+        model, optimizer, F.cross_entropy, autocast=torch.bfloat16, engine="graphs"
+    )
     step.sampling = aw.Sampling("fixed", widths=(1.0, LOWEST[name], 0.475, 0.725))
     x = torch.randn(batch, 3, pixels, pixels, device="cuda")
     x = x.contiguous(memory_format=torch.channels_last)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import weakref
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,8 +29,7 @@ def train(
     torch.backends.cudnn.allow_tf32 = False
     model = converted(without_norms()).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
-    autocast: Any = "auto" if device == "cpu" else None
-    step = aw.SandwichStep(model, optimizer, F.cross_entropy, autocast=autocast, seed=7)
+    step = aw.SandwichStep(model, optimizer, F.cross_entropy, seed=7)
     part = slice(BATCH * rank // world_size, BATCH * (rank + 1) // world_size)
     widths = []
     for number in range(STEPS):
@@ -56,7 +54,7 @@ def train_from_elsewhere(rank: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(rank)
     model, loss = converted(), Centres()
     optimizer = torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1)
-    step = aw.SandwichStep(model, optimizer, loss)
+    step = aw.SandwichStep(model, optimizer, loss, aw.soft_cross_entropy)
     for number in range(2):
         step(*images_and_labels(BATCH, seed=2 * number + rank))
     return {**dict(model.named_parameters()), **dict(loss.named_parameters())}

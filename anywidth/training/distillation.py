@@ -13,13 +13,19 @@ from torch import Tensor
 from anywidth.errors import AnywidthError
 
 
-def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0) -> Tensor:
+def soft_cross_entropy(
+    logits: Tensor,
+    teacher_logits: Tensor,
+    temperature: float = 1.0,
+    kept: Tensor | None = None,
+) -> Tensor:
     """Cross entropy against the soft labels of the full width (the paper's inplace distillation).
 
     Classes are axis 1, as for `torch.nn.functional.cross_entropy`: a picture of logits will do.
     `teacher_logits` must carry no gradient: a sub-network's loss never reaches the full network.
     With a temperature other than the paper's 1, the loss is scaled by its square so that its
-    gradients keep their size.
+    gradients keep their size. `kept`, a mask of the logits' shape without classes, says which of
+    them count; without it all do.
     """
     for given in (logits, teacher_logits):
         if not isinstance(given, Tensor):
@@ -43,7 +49,11 @@ def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, temperature: floa
             "nothing can be learned: pass distill=..., such as F.mse_loss for numbers, or None"
         )
     soft_labels = F.softmax(teacher_logits / temperature, dim=classes)
+    if kept is not None:
+        soft_labels = soft_labels * kept.unsqueeze(classes)
     loss = F.cross_entropy(logits / temperature, soft_labels)
+    if kept is not None:
+        loss = loss * (kept.numel() / kept.sum())
     return loss if temperature == 1.0 else loss * temperature**2
 
 
@@ -52,3 +62,21 @@ class WithTargets:
     """A distillation that looks at the batch's targets too: (output, widest output, targets)."""
 
     function: Callable[[Any, Any, Any], Tensor]
+
+
+Distill = Callable[[Any, Any], Tensor] | WithTargets
+
+
+def ignoring(distill: Callable[..., Tensor], index: int) -> WithTargets:
+    """A `soft_cross_entropy` that leaves out what the cross entropy of true labels leaves out.
+
+    Args:
+        distill: `soft_cross_entropy`, maybe with a temperature.
+        index: a target that does not count.
+    """
+
+    def function(output: Any, full: Any, targets: Any) -> Tensor:
+        are_classes = isinstance(targets, Tensor) and not targets.is_floating_point()
+        return distill(output, full, kept=targets != index if are_classes else None)
+
+    return WithTargets(function)

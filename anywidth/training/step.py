@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -12,24 +12,21 @@ from torch import Tensor, nn
 from anywidth.distributed import (
     average_gradients,
     send_from_first_rank,
-    sum_over_ranks,
     world_size,
 )
 from anywidth.errors import AnywidthError
-from anywidth.slimming.convert import at_width
 from anywidth.slimming.state import check_layers, state_of
-from anywidth.training.distillation import soft_cross_entropy
+from anywidth.training.distillation import Distill
 from anywidth.training.engine.eager import EagerEngine
 from anywidth.training.engine.graphs import GraphEngine
-from anywidth.training.engine.passes import Distill, Loss, Objective, trained_parameters
-from anywidth.training.engine.trees import call
+from anywidth.training.engine.passes import Loss, Objective, trained_parameters
 from anywidth.training.gpu.fast_layers import use_kernels
-from anywidth.training.precision import faster_dtype
+from anywidth.training.precision import dtype_by_device
 from anywidth.training.sampling import Sampling, sample_widths
 from anywidth.training.step_checks import (
     check_first_batch,
-    check_losses,
     check_optimizer,
+    distillation_for,
     frozen_norms_named,
 )
 from anywidth.width import ChannelConfig, Width, is_number, whole_number
@@ -76,16 +73,17 @@ class SandwichStep:
         model: a converted network; a call puts it in training mode if it is not.
         optimizer: of the model's parameters, or some of them; a loss may have its own there too.
         loss: (output, targets) → scalar, for the full width.
-        distill: (output, full width's output) → scalar, for narrower widths. The default is for
-            classifiers that learn by cross entropy; for others pass one of their own, such as
-            F.mse_loss for regression. None trains every width on the true targets.
+        distill: (output, full width's output) → scalar, for narrower widths, such as F.mse_loss
+            for regression. `"auto"` is `soft_cross_entropy` if the loss is known to be a cross
+            entropy over classes; any other loss needs a distillation of its own. None trains
+            every width on the true targets.
         widths: how many widths a step, for the sandwich rule; or a `Sampling` for any other.
         truth: how much of the narrower widths' loss is the true targets' (0 in the paper, which
             found mixing worse).
         seed: widths are drawn from this and the step's number; a `Sampling` has its own.
         autocast: run forward passes in this dtype, as `torch.autocast` does; None in that of the
-            parameters. `"auto"` is bfloat16 on a GPU, and on a CPU where the first step finds it
-            faster. Losses are not scaled, as float16 would need.
+            parameters. `"auto"` is bfloat16 on a GPU and None on a CPU. Losses are not scaled, as
+            float16 would need.
         engine: `"eager"` runs everywhere; `"graphs"` captures each configuration as a CUDA graph
             when it is first met; `"auto"` takes graphs on a GPU. A graph keeps the plain numbers
             it was captured with: what a loss weighs by, or a dropout's share, may only change in a
@@ -107,19 +105,19 @@ class SandwichStep:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         loss: Loss,
-        distill: Distill | None = soft_cross_entropy,
+        distill: Distill | Literal["auto"] | None = "auto",
         widths: int | Sampling = 4,
         *,
         truth: float = 0.0,
         seed: int = 0,
-        autocast: torch.dtype | Literal["auto"] | None = "auto",
+        autocast: torch.dtype | Literal["auto"] | None = None,
         engine: Literal["auto", "eager", "graphs"] = "auto",
         kernels: bool = True,
         after_backward: Callable[[], None] | None = None,
     ) -> None:
         check_layers(model)
         check_optimizer(model, optimizer)
-        check_losses(loss, distill)
+        distillation = distillation_for(loss, distill)
         count = whole_number(widths)
         if count is not None:
             widths = Sampling(count=count, seed=seed)
@@ -139,7 +137,7 @@ class SandwichStep:
             raise AnywidthError(
                 f"autocast={autocast!r}: expected a dtype such as torch.bfloat16, 'auto' or None"
             )
-        if distill is not None and widths.rule in ("random", "min+random"):
+        if distillation is not None and widths.rule in ("random", "min+random"):
             raise AnywidthError(
                 f"the rule {widths.rule!r} leaves out the widest width, so there is nothing "
                 "to distill from: pass distill=None"
@@ -154,9 +152,8 @@ class SandwichStep:
         if on_gpu:
             _lay_channels_last(model)
             use_kernels(model, kernels)
-        self.autocast = autocast
-        self._precision_is_auto = autocast == "auto"
-        objective = Objective(loss, distill, truth, None if autocast == "auto" else autocast)
+        self.autocast = dtype_by_device(model) if autocast == "auto" else autocast
+        objective = Objective(loss, distillation, truth, self.autocast)
         if _uses_graphs(engine, on_gpu):
             self.engine: EagerEngine | GraphEngine = GraphEngine(model, optimizer, objective)
         else:
@@ -170,8 +167,6 @@ class SandwichStep:
         configs = sample_widths(self.model, self.count, self.sampling)
         if not self.model.training:
             self.model.train()
-        if self.autocast == "auto":
-            self._run_in(self._faster_dtype(configs[0], inputs, targets))
         if self._is_new and world_size() > 1:
             send_from_first_rank(self.model, trained_parameters(self.model, self.optimizer))
         with (
@@ -180,8 +175,7 @@ class SandwichStep:
         ):
             losses, outputs = self.engine.gradients(configs, inputs, targets)
         if self._is_new and len(outputs) > 1:
-            objective = self.engine.objective
-            check_first_batch(objective.loss, objective.distill, outputs[0], targets)
+            check_first_batch(self.engine.objective.distill, outputs[0], targets)
         self._is_new = False
         if world_size() > 1:
             average_gradients(trained_parameters(self.model, self.optimizer))
@@ -199,39 +193,8 @@ class SandwichStep:
         if isinstance(self.engine, GraphEngine):
             self.model.train()
             configs = [state_of(self.model).resolve(width) for width in widths]
-            if self.autocast == "auto":
-                self._run_in(self._faster_dtype(configs[0], inputs, targets))
             with torch.cuda.device_of(next(self.model.parameters())):
                 self.engine.warm_up(configs, inputs, targets)
-
-    @property
-    def precision(self) -> str:
-        """`"auto"` until the first step has chosen, then a dtype's name or `"parameters"`."""
-        if isinstance(self.autocast, torch.dtype):
-            return str(self.autocast).removeprefix("torch.")
-        return self.autocast or "parameters"
-
-    @precision.setter
-    def precision(self, name: str) -> None:
-        """Settles what `autocast="auto"` stands for: a resumed run must not choose again."""
-        if self._precision_is_auto and name not in ("auto", self.precision):
-            self._run_in(None if name == "parameters" else getattr(torch, name))
-
-    def _run_in(self, dtype: torch.dtype | None) -> None:
-        self.autocast = dtype
-        self.engine.run(replace(self.engine.objective, autocast=dtype))
-
-    def _faster_dtype(self, config: ChannelConfig, inputs: Any, targets: Any) -> torch.dtype | None:
-        objective = self.engine.objective
-        with at_width(self.model, config):
-            found = faster_dtype(
-                self.model, lambda: objective.loss(call(self.model, inputs), targets)
-            )
-        if world_size() > 1 and _is_on_cpu(self.model):
-            # Timings differ from rank to rank, and all must run in the same dtype.
-            votes = sum_over_ranks(torch.tensor(float(found is not None)))
-            found = found if votes.item() == world_size() else None
-        return found
 
 
 def _lay_channels_last(model: nn.Module) -> None:
@@ -239,10 +202,6 @@ def _lay_channels_last(model: nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.dim() == 4:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-
-
-def _is_on_cpu(model: nn.Module) -> bool:
-    return all(parameter.device.type == "cpu" for parameter in model.parameters())
 
 
 def _uses_graphs(engine: str, on_gpu: bool) -> bool:

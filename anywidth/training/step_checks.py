@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,33 +14,20 @@ from torch import Tensor, nn
 
 from anywidth.errors import AnywidthError
 from anywidth.slimming.norm_statistics import MissingStatisticsError, is_switched_norm
-from anywidth.training.distillation import WithTargets, soft_cross_entropy
+from anywidth.training.distillation import Distill, WithTargets, ignoring, soft_cross_entropy
 
-# What networks learn by whose outputs are no logits of classes of which one is right.
-_OTHER_LOSSES = (
-    *(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.poisson_nll_loss),
-    *(F.binary_cross_entropy, F.binary_cross_entropy_with_logits, F.soft_margin_loss),
-    *(F.multilabel_soft_margin_loss, F.multilabel_margin_loss, F.cosine_embedding_loss),
-)
-_OTHER_LOSS_MODULES = (
-    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss),
-    *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.SoftMarginLoss),
-    *(nn.MultiLabelSoftMarginLoss, nn.MultiLabelMarginLoss, nn.CosineEmbeddingLoss),
+# Losses whose second argument is of probabilities, which a network's output is not.
+_OF_PROBABILITIES = (
+    *(F.cross_entropy, F.kl_div, F.binary_cross_entropy_with_logits, F.multilabel_soft_margin_loss),
+    *(nn.CrossEntropyLoss, nn.KLDivLoss, nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss),
 )
 
-# Losses whose second argument is of probabilities, which a network's output is not; what fits.
-_OF_LOGITS = "anywidth.soft_cross_entropy"
-_OF_EACH_LOGIT = "lambda output, full: F.binary_cross_entropy_with_logits(output, full.sigmoid())"
-_NO_DISTILLATIONS: dict[Any, str] = {
-    F.cross_entropy: _OF_LOGITS,
-    nn.CrossEntropyLoss: _OF_LOGITS,
-    F.kl_div: _OF_LOGITS,
-    nn.KLDivLoss: _OF_LOGITS,
-    F.binary_cross_entropy_with_logits: _OF_EACH_LOGIT,
-    nn.BCEWithLogitsLoss: _OF_EACH_LOGIT,
-    F.multilabel_soft_margin_loss: _OF_EACH_LOGIT,
-    nn.MultiLabelSoftMarginLoss: _OF_EACH_LOGIT,
-}
+_WHICH = (
+    "a function of (output, full width's output): anywidth.soft_cross_entropy for logits of "
+    "classes, lambda output, full: F.binary_cross_entropy_with_logits(output, full.sigmoid()) for "
+    "logits of yes or no, F.mse_loss for numbers; or distill=None to train all widths on the "
+    "targets"
+)
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -60,9 +47,10 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def check_losses(loss: Any, distill: Any) -> None:
+def distillation_for(loss: Any, distill: Any) -> Distill | None:
+    """The distillation that was asked for or, for `"auto"`, the one that fits the loss."""
     for name, given in (("loss", loss), ("distill", distill)):
-        is_other = name == "distill" and (given is None or isinstance(given, WithTargets))
+        is_other = name == "distill" and (given in ("auto", None) or type(given) is WithTargets)
         if isinstance(given, type) or not (callable(given) or is_other):
             shown = given.__name__ if isinstance(given, type) else repr(given)
             hint = f"; did you mean {shown}()?" if isinstance(given, type) else ""
@@ -70,50 +58,46 @@ def check_losses(loss: Any, distill: Any) -> None:
                 f"{name}={shown}: expected a function of two arguments that returns a scalar, "
                 f"such as F.cross_entropy{hint}"
             )
-    kinds = (_bare(distill), type(distill))
-    better = next((fix for kind, fix in _NO_DISTILLATIONS.items() if kind in kinds), None)
-    if better is not None and not _is_of_logarithms(distill):
+    is_of_probabilities = any(
+        kind in _OF_PROBABILITIES for kind in (_bare(distill), type(_bare(distill)))
+    )
+    if is_of_probabilities and not _options(distill).get("log_target"):
         raise AnywidthError(
             f"distill={_name(distill)} takes probabilities for its second argument, and would be "
-            f"given the full width's output: pass distill={better}"
+            f"given the full width's output: pass distill=..., {_WHICH}"
         )
-    if distill is soft_cross_entropy and _is_not_cross_entropy(loss):
+    if distill == "auto" and not is_cross_entropy(loss):
         raise AnywidthError(
-            f"the loss is {_name(loss)}, but narrower widths would learn by cross entropy with "
-            "the full width's logits: pass distill=..., a function of (output, full width's "
-            "output) such as F.mse_loss, or distill=None to train all on the targets"
+            f"the loss is {_name(loss)}, which is not known to be a cross entropy over classes, so "
+            f"narrower widths need a distillation that fits it: pass distill=..., {_WHICH}"
         )
+    if distill == "auto" or (_bare(distill) is soft_cross_entropy and is_cross_entropy(loss)):
+        soft = soft_cross_entropy if distill == "auto" else distill
+        return ignoring(soft, _options(loss).get("ignore_index", -100))
+    return distill
 
 
-def _is_of_logarithms(distill: Any) -> bool:
-    """Whether a divergence takes logarithms of probabilities, which a network may well give."""
-    options = distill.keywords if isinstance(distill, functools.partial) else vars(distill)
-    return bool(options.get("log_target", False))
+def is_cross_entropy(loss: Any) -> bool:
+    """Whether a loss is known to be the mean cross entropy of logits with classes on axis 1."""
+    bare, kind = _bare(loss), type(_bare(loss))
+    if _options(loss).get("reduction", "mean") != "mean":
+        return False
+    if bare in (F.cross_entropy, F.nll_loss):  # the latter of logarithms of probabilities
+        return True
+    if kind.__module__.startswith("timm.loss"):
+        return kind.__name__ in ("LabelSmoothingCrossEntropy", "SoftTargetCrossEntropy")
+    # A subclass that computes something else is not known.
+    return getattr(kind, "forward", None) in (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
 
 
-def check_first_batch(loss: Any, distill: Any, output: Any, targets: Any) -> None:
-    """Refuses what `soft_cross_entropy` would make of outputs that are no logits of one class.
+def check_first_batch(distill: Any, output: Tensor, targets: Any) -> None:
+    """Refuses `soft_cross_entropy` of a language model's (batch, positions, classes).
 
-    Nothing else would show it: the narrower widths would learn something, and not what was meant.
+    Nothing else would show that it is distilled over its positions.
     """
-    if _bare(distill) is not soft_cross_entropy:
+    if _bare(distill) is not soft_cross_entropy or not isinstance(targets, Tensor):
         return
-    if not isinstance(output, Tensor) or not isinstance(targets, Tensor) or not output.numel():
-        return
-    _check_axis_of_classes(output, targets)
-    is_a_number_each = output.dim() == 1 and 1 < targets.numel() == output.numel()
-    if is_a_number_each or (not _is_cross_entropy(loss) and _are_no_labels(output, targets)):
-        raise AnywidthError(
-            f"outputs of shape {tuple(output.shape)} for targets of shape {tuple(targets.shape)}, "
-            "which are neither classes nor shares of them that sum to 1, but narrower widths would "
-            "learn by cross entropy with the full width's logits: pass distill=..., a function of "
-            "(output, full width's output) such as F.mse_loss, or distill=None"
-        )
-
-
-def _check_axis_of_classes(output: Tensor, targets: Tensor) -> None:
-    """A language model's (batch, positions, classes) would be distilled over its positions."""
-    if output.dim() < 3 or targets.is_floating_point():
+    if output.dim() < 3 or not output.numel() or targets.is_floating_point():
         return
     *first, last = output.shape
     if targets.numel() == math.prod(first) != output.numel() // first[1]:
@@ -125,24 +109,15 @@ def _check_axis_of_classes(output: Tensor, targets: Tensor) -> None:
         )
 
 
-def _are_no_labels(output: Tensor, targets: Tensor) -> bool:
-    """Whether there is a target for each output, and they are not shares of classes."""
-    if targets.shape != output.shape or targets.dim() < 2:
-        return False
-    values = targets.float()
-    return bool((values < 0).any() or ((values.sum(1) - 1).abs() > 0.01).any())
-
-
-def _is_cross_entropy(loss: Any) -> bool:
-    return _bare(loss) is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
-
-
-def _is_not_cross_entropy(loss: Any) -> bool:
-    return _bare(loss) in _OTHER_LOSSES or isinstance(loss, _OTHER_LOSS_MODULES)
-
-
 def _bare(loss: Any) -> Any:
     return _bare(loss.func) if isinstance(loss, functools.partial) else loss
+
+
+def _options(loss: Any) -> Mapping[str, Any]:
+    """What a loss was told: the keywords of a partial function, the attributes of a module."""
+    if isinstance(loss, functools.partial):
+        return {**_options(loss.func), **loss.keywords}
+    return vars(loss) if isinstance(loss, nn.Module) else {}
 
 
 def _name(loss: Any) -> str:

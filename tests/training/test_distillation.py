@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+import timm.loss
 import torch
 import torch.nn.functional as F
-from tiny_networks import converted, images_and_labels, tiny
+from tiny_networks import converted, images_and_labels
 from torch import Tensor, nn
 
 import anywidth as aw
@@ -125,7 +125,7 @@ def test_classes_on_the_last_axis_are_refused(flat: bool) -> None:
 
     targets = tokens.flatten() if flat else tokens
     with pytest.raises(aw.AnywidthError, match=r"\(4, 7, 11\)"):
-        aw.SandwichStep(model, optimizer, loss)(tokens, targets)
+        aw.SandwichStep(model, optimizer, loss, aw.soft_cross_entropy)(tokens, targets)
     hot = functools.partial(aw.soft_cross_entropy, temperature=2.0)
     with pytest.raises(aw.AnywidthError, match="11"):
         aw.SandwichStep(model, optimizer, loss, hot)(tokens, targets)
@@ -152,32 +152,77 @@ def test_a_loss_of_probabilities_is_no_distillation(distill: Any, better: str) -
         aw.SandwichStep(model, optimizer, F.cross_entropy, fits)
 
 
-def test_targets_that_are_no_classes_are_noticed() -> None:
-    """A loss of the user's own does not show what it is; the first batch does."""
+class HalfAsMuch(nn.CrossEntropyLoss):
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return super().forward(output, target) / 2
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [
+        (F.mse_loss, "mse_loss"),
+        (nn.BCEWithLogitsLoss(), "BCEWithLogitsLoss"),
+        (timm.loss.BinaryCrossEntropy(), "BinaryCrossEntropy"),
+        (lambda output, target: F.binary_cross_entropy_with_logits(output, target), "lambda"),
+        (lambda output, target: F.cross_entropy(output, target), "lambda"),
+        (functools.partial(F.mse_loss, reduction="sum"), "mse_loss"),
+        (functools.partial(F.cross_entropy, reduction="sum"), "cross_entropy"),
+        (HalfAsMuch(), "HalfAsMuch"),
+    ],
+)
+def test_a_loss_not_known_to_be_cross_entropy_needs_a_distillation(loss: Any, name: str) -> None:
+    """Narrow widths would learn softmax, and nothing would show it."""
+    model = converted()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(aw.AnywidthError, match=f"{name}.*distill="):
+        aw.SandwichStep(model, optimizer, loss)
+    for given in (F.mse_loss, aw.soft_cross_entropy, None):
+        aw.SandwichStep(model, optimizer, loss, given)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        F.cross_entropy,
+        functools.partial(F.cross_entropy, label_smoothing=0.1),
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        functools.partial(nn.CrossEntropyLoss()),
+        timm.loss.LabelSmoothingCrossEntropy(),
+        timm.loss.SoftTargetCrossEntropy(),
+        lambda output, target: F.cross_entropy(output, target),
+    ],
+)
+def test_cross_entropy_is_distilled_by_the_full_widths_soft_labels(loss: Any) -> None:
     images, labels = images_and_labels(8)
+    targets = F.one_hot(labels, 10).float() if "SoftTarget" in str(loss) else labels
+    model = converted()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    known = {} if "lambda" not in str(loss) else {"distill": aw.soft_cross_entropy}
+    result = aw.SandwichStep(model, optimizer, loss, **known)(images, targets)
+    full, *others = result.outputs
+    for output, value in zip(others, result.losses[1:], strict=True):
+        assert torch.equal(value, aw.soft_cross_entropy(output, full))
 
-    def step(loss: Callable[..., Tensor], network: nn.Module | None = None) -> aw.SandwichStep:
-        model = converted(network)
-        return aw.SandwichStep(model, torch.optim.SGD(model.parameters(), 0.1), loss)
 
-    def distance(output: Tensor, targets: Tensor) -> Tensor:
-        return F.mse_loss(output, targets.float())
-
-    several = torch.zeros(8, 10, dtype=torch.bool)
-    several[:, :3] = True
-    flat = nn.Sequential(*tiny(1), nn.Flatten(0))
-    for targets, network in (
-        (torch.randn(8, 10), None),
-        (several, None),
-        (torch.randn(8), flat),
+@pytest.mark.parametrize("index", [-100, 255])
+@pytest.mark.parametrize("distill", ["auto", functools.partial(aw.soft_cross_entropy)])
+def test_what_the_loss_ignores_is_not_distilled(index: int, distill: Any) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 16, 1), nn.ReLU(), nn.Conv2d(16, 5, 1))
+    pictures = torch.randn(2, 1, 5, 5)
+    aw.slimmable(model, example_input=pictures)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    targets = torch.randint(5, (2, 5, 5))
+    targets[:, 2:] = index
+    for loss in (
+        functools.partial(F.cross_entropy, ignore_index=index),
+        nn.CrossEntropyLoss(ignore_index=index),
     ):
-        used = step(distance, network)
-        with pytest.raises(aw.AnywidthError, match="distill="):
-            used(images, targets)
-    shares = torch.randn(8, 10).softmax(1)
-    step(lambda output, targets: F.cross_entropy(output, targets))(images, shares)
-    step(F.cross_entropy)(images, 2 * shares)
-    step(lambda output, targets: F.cross_entropy(output, targets))(images, labels)
+        result = aw.SandwichStep(model, optimizer, loss, distill)(pictures, targets)
+        gradient = model[0].weight.grad.clone()  # type: ignore[union-attr, operator]
+        step = aw.SandwichStep(model, optimizer, loss, distill)
+        kept = step(pictures[:, :, :2], targets[:, :2])
+        torch.testing.assert_close(result.losses, kept.losses)
+        torch.testing.assert_close(gradient, model[0].weight.grad)
 
 
 def test_a_picture_of_logits_is_distilled() -> None:
@@ -195,14 +240,3 @@ def test_what_is_no_classifier_is_told_what_to_pass() -> None:
         aw.soft_cross_entropy(one, one)
     with pytest.raises(aw.AnywidthError, match="dict"):
         aw.soft_cross_entropy({"logits": one}, {"logits": one})  # type: ignore[arg-type]
-    model = converted()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for loss, name in (
-        (F.mse_loss, "mse_loss"),
-        (nn.BCEWithLogitsLoss(), "BCEWithLogitsLoss"),
-        (functools.partial(F.mse_loss, reduction="sum"), "mse_loss"),
-        (nn.MultiLabelSoftMarginLoss(), "MultiLabelSoftMarginLoss"),
-    ):
-        with pytest.raises(aw.AnywidthError, match=name):
-            aw.SandwichStep(model, optimizer, loss)
-        aw.SandwichStep(model, optimizer, loss, distill=F.mse_loss)

@@ -309,50 +309,21 @@ def test_a_frozen_norm_is_named_where_its_statistics_are_missing() -> None:
 # ---- precision -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("cost", "expected"), [(0.5, "bfloat16"), (0.95, "parameters")])
-def test_auto_takes_bfloat16_where_it_is_faster(
-    cost: float, expected: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("options", [{}, {"autocast": "auto"}])
+def test_a_cpu_runs_in_the_parameters_dtype_and_the_loss_once_per_width(
+    options: dict[str, Any],
 ) -> None:
-    """On a processor that takes this long; what a real one takes is not for a test to say."""
-    now = 0.0
-
-    class Slow(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
-            self.norm = nn.BatchNorm1d(16)
-
-        def forward(self, x: Tensor) -> Tensor:
-            nonlocal now
-            now += cost if torch.is_autocast_enabled("cpu") else 1.0
-            hidden: Tensor = self.norm(self.first(x))
-            return self.second(hidden)  # type: ignore[no-any-return]
-
-    monkeypatch.setattr("anywidth.training.precision.time.perf_counter", lambda: now)
-    monkeypatch.setattr("anywidth.training.precision._cpu_has_bfloat16", lambda: True)
-    torch.manual_seed(0)
-    model = Slow()
-    aw.slimmable(model, None, aw.WidthRange(0.25, 1.0, 4), example_input=torch.randn(2, 8))
-    step = aw.SandwichStep(model, sgd(model), F.cross_entropy)
-    assert step.precision == "auto"
-    result = step(torch.randn(32, 8), torch.randint(0, 4, (32,)))
-    assert step.precision == expected
-    assert (result.outputs[0].dtype == torch.bfloat16) == (expected == "bfloat16")
-    assert model.norm.num_batches_tracked == 1, "measuring left a trace"
-
-
-def test_auto_stays_with_the_parameters_where_passes_are_too_short_to_tell() -> None:
+    """Numbers must not depend on a stopwatch, nor a loss with a state be called to time it."""
     model = converted()
-    step = aw.SandwichStep(model, sgd(model), F.cross_entropy)
-    step(*images_and_labels(4))
-    assert step.precision == "parameters"
+    calls = []
 
+    def loss(output: Tensor, labels: Tensor) -> Tensor:
+        calls.append(output.dtype)
+        return F.cross_entropy(output, labels)
 
-def test_a_precision_that_was_chosen_is_not_chosen_again() -> None:
-    model = converted()
-    step = aw.SandwichStep(model, sgd(model), F.cross_entropy)
-    step.precision = "bfloat16"
-    assert step(*images_and_labels(8)).outputs[0].dtype == torch.bfloat16
+    step = aw.SandwichStep(model, sgd(model), loss, None, **options)
+    step(*images_and_labels(64))
+    assert calls == [torch.float32] * 4
 
 
 class Named(dict[str, Tensor]):
@@ -401,17 +372,3 @@ def test_outputs_keep_their_class() -> None:
     assert isinstance(kept, Named)
     assert not kept.logits.requires_grad
     assert output.logits.requires_grad
-
-
-def test_a_precision_that_was_chosen_can_still_be_set_to_that_of_a_checkpoint() -> None:
-    """A resumed run warms up, which chooses, before it reads what its first part had chosen."""
-    model = converted()
-    step = aw.SandwichStep(model, sgd(model), F.cross_entropy)
-    step(*images_and_labels(16))
-    assert step.precision == "parameters"
-    step.precision = "bfloat16"
-    assert step.precision == "bfloat16"
-    assert step(*images_and_labels(16)).outputs[0].dtype == torch.bfloat16
-    settled = aw.SandwichStep(model, sgd(model), F.cross_entropy, autocast=None)
-    settled.precision = "bfloat16"
-    assert settled.precision == "parameters"

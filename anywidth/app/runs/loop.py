@@ -165,7 +165,6 @@ def save_checkpoint(run: Run, step: SandwichStep) -> None:
             {
                 "optimizer": optimizer_structure,
                 "random": random_structure,
-                "precision": step.precision,
             },
             metadata={"statistics": statistics_metadata},
         )
@@ -195,8 +194,6 @@ def load_checkpoint(run: Run, step: SandwichStep) -> int:
         unflatten_state(checkpoint.tensors["optimizer"], checkpoint.state["optimizer"])
     )
     restore_random_state(checkpoint.tensors["random"], checkpoint.state["random"])
-    if "precision" in checkpoint.state:
-        step.precision = checkpoint.state["precision"]
     return checkpoint.step
 
 

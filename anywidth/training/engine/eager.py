@@ -21,10 +21,6 @@ class EagerEngine:
         self.optimizer = optimizer
         self.objective = objective
 
-    def run(self, objective: Objective) -> None:
-        """Trains for another objective from now on."""
-        self.objective = objective
-
     def gradients(
         self, configs: Sequence[ChannelConfig], inputs: Any, targets: Any
     ) -> tuple[list[Tensor], list[Any]]:

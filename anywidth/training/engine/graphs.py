@@ -92,12 +92,6 @@ class GraphEngine:
         self.teacher: Any = None
         self.bank: dict[ChannelConfig, Statistics] = {}  # of one norm: all know the same widths
 
-    def run(self, objective: Objective) -> None:
-        """Trains for another objective from now on; graphs of the former are dropped."""
-        self.objective = objective
-        self.fallback.run(objective)
-        self.batch = None
-
     def gradients(
         self, configs: Sequence[ChannelConfig], inputs: Any, targets: Any
     ) -> tuple[list[Tensor], list[Any]]:

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from anywidth.slimming.convert import at_width
-from anywidth.training.distillation import WithTargets
+from anywidth.training.distillation import Distill, WithTargets
 from anywidth.training.engine.trees import call, leaves, map_tensors
 from anywidth.width import ChannelConfig
 
 Loss = Callable[[Any, Any], Tensor]
-Distill = Loss | WithTargets
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ class ClassificationSettings:
         default=500, metadata=about("images a step, evaluating", at_least=1)
     )
     precision: Literal["auto", "float32", "bfloat16"] = field(
-        default="auto", metadata=about("auto is bfloat16 on a GPU, and on a CPU where it is faster")
+        default="auto", metadata=about("auto is bfloat16 on a GPU, float32 on a CPU")
     )
     kernels: bool = field(
         default=True, metadata=about("on a GPU: kernels that need no preparing for a new width")
