@@ -1,4 +1,4 @@
-"""Several processes: which one this is, on which device, and one gradient reduction a step."""
+"""Several processes: their ranks and devices, and one gradient reduction per step."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from anywidth.errors import AnywidthError
 
 
 def start_processes(device: torch.device) -> None:
-    """Joins the group that `torchrun` started; does nothing in a single process."""
+    """Join the group that `torchrun` started; does nothing in a single process."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        # Its functions keep the group that is there when they are first imported as a default.
-        # Imported later, by whatever needs it, they would keep ours beyond stop_processes, and
-        # gloo's threads, still running while Python ends, now and then abort the process.
+        # At its first import this module keeps the current group as a default argument. Imported
+        # later it would keep our group alive after stop_processes, and gloo's threads, still
+        # running while Python exits, sometimes abort the process.
         importlib.import_module("torch.distributed.nn.functional")
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
 
@@ -44,13 +44,15 @@ def barrier() -> None:
 
 
 def local_device(name: str) -> torch.device:
-    """The device of this process: `auto` takes a GPU if there is one, its own on each rank."""
+    """The device of this process: `auto` takes a GPU if there is one, a separate one per rank."""
     if name not in ("auto", "cpu") and not name.startswith("cuda"):
         raise AnywidthError(f"device {name!r}: expected auto, cpu, cuda or cuda:N")
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise AnywidthError(f"device {name!r} was asked for, but torch sees no CUDA GPU here")
+        raise AnywidthError(
+            f"device {name!r}: torch finds no CUDA GPU on this machine; use --device cpu"
+        )
     device = torch.device(name if ":" in name else f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
     if device.index is not None and device.index >= torch.cuda.device_count():
         raise AnywidthError(
@@ -61,7 +63,7 @@ def local_device(name: str) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """What a report calls the device that numbers were made on."""
+    """The name of a device in reports."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -69,13 +71,13 @@ def device_name(device: torch.device) -> str:
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Averages the gradients of all ranks, in one reduction a dtype."""
+    """Average the gradients of all ranks, in one reduction per dtype."""
     if world_size() == 1:
         return
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for parameter in parameters:
-        # All ranks visit the same widths, so a parameter takes part on all of them or on none, and
-        # one that takes no part must not get a gradient, on which weight decay would act.
+        # All ranks visit the same widths, so a parameter is used on all ranks or on none. An unused
+        # one must not get a gradient, because weight decay would then change it.
         if parameter.grad is not None:
             by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
     average_in_place(by_dtype)
@@ -83,9 +85,9 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 @torch.no_grad()
 def send_from_first_rank(model: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
-    """Gives all ranks the first one's weights and statistics, as DistributedDataParallel does.
+    """Give all ranks the first rank's weights and statistics, as DistributedDataParallel does.
 
-    Gradients are averaged, so ranks that start from other weights would stay apart for ever.
+    Only gradients are averaged: ranks that start with different weights would stay different.
     """
     if world_size() == 1:
         return

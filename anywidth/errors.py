@@ -1,12 +1,12 @@
-"""The one error a user of this library has to know, and how its messages list names."""
+"""The error class of this library, and how messages list names."""
 
 from collections.abc import Sequence
 
 
 class AnywidthError(ValueError):
-    """Something that was handed in cannot be used.
+    """Raised for every value that this library cannot use.
 
-    The message names the value given, what was expected, and the call that fixes it.
+    The message names the value given, what was expected, and the fix.
     """
 
 
@@ -14,6 +14,6 @@ _MOST_NAMES = 5
 
 
 def few_of(names: Sequence[str]) -> str:
-    """The first few names, and how many there are beside them."""
+    """The first few names, and how many more there are."""
     rest = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + rest

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there, and tensors on disk without pickle."""
+"""Files that are complete or absent, and tensors on disk without pickle."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from torch import Tensor
 
 from anywidth.errors import AnywidthError
 
-# The header of a safetensors file starts with its length in this many bytes.
+# A safetensors file starts with the length of its header, in this many bytes.
 _LENGTH_BYTES = 8
-# Under which name a file keeps its checksum, in hexadecimal digits, and after it its metadata.
-# One name alone, as safetensors writes several in a random order.
+# The name under which a file keeps its checksum (hexadecimal digits) followed by its metadata.
+# It is one name, because safetensors writes several in random order.
 _OURS, _DIGITS = "anywidth.metadata", 64
 
 
@@ -32,15 +32,15 @@ def write_atomically(
     *,
     named: Path | None = None,
 ) -> None:
-    """Writes a file so that `path` holds the old content or the new, whenever the process dies.
+    """Write a file so that `path` has the old or the new content, whenever the process dies.
 
-    The content goes to a temporary file in the same folder, is forced to the disk and then takes
-    the place of `path`. What a killed process leaves behind, `remove_leftovers` removes.
+    The content is written to a temporary file in the same folder, forced to the disk, and renamed
+    to `path`. `remove_leftovers` removes the temporary files of killed processes.
 
     Args:
         path: the file; its folder must exist.
-        content: the bytes, or a function that writes them to the open file it is given.
-        named: what errors call the file, where its folder will be renamed; `path` if not given.
+        content: the bytes, or a function that writes them to an open file.
+        named: the file's name in errors, if its folder will be renamed; `path` if not given.
     """
     path = Path(path)
     with errors_that_name(named or path), _written_beside(path, content) as temporary:
@@ -49,7 +49,7 @@ def write_atomically(
 
 
 def write_together(contents: Mapping[Path, bytes]) -> None:
-    """Writes files that belong together: no old one goes before all new ones are on the disk."""
+    """Write files that belong together: all new ones are on the disk before any is replaced."""
     with contextlib.ExitStack() as stack:
         temporaries = {}
         for path, content in contents.items():
@@ -64,7 +64,7 @@ def write_together(contents: Mapping[Path, bytes]) -> None:
 
 @contextlib.contextmanager
 def _written_beside(path: Path, content: bytes | Callable[[BinaryIO], None]) -> Iterator[Path]:
-    """The content on the disk, under a temporary name that is gone afterwards."""
+    """The content on the disk, under a temporary name that is removed afterwards."""
     temporary = temporary_path(path)
     try:
         with open(temporary, "xb") as file:
@@ -76,20 +76,20 @@ def _written_beside(path: Path, content: bytes | Callable[[BinaryIO], None]) -> 
             os.fsync(file.fileno())
         yield temporary
     finally:
-        with contextlib.suppress(OSError):  # the error that led here is the one to tell
+        with contextlib.suppress(OSError):  # report the original error
             temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def errors_that_name(path: Path) -> Iterator[None]:
-    """What the system refuses becomes an AnywidthError of `path`, not of its temporary name."""
+    """Turn an OSError into an AnywidthError that names `path`, not its temporary file."""
     try:
         yield
     except OSError as error:
         named = None if error.filename is None else Path(str(error.filename))
         is_other_file = named is not None and named != path and not is_leftover(named)
         if error.errno is None or is_other_file:
-            raise  # of something that was read meanwhile
+            raise  # about another file that was read meanwhile
         reason = error.strerror or str(error)
         if isinstance(error, FileNotFoundError):
             folder = path.parent
@@ -99,7 +99,7 @@ def errors_that_name(path: Path) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder for results, and its parents; refuses one that cannot be written to."""
+    """Make a folder for results, and its parents; refuse one that cannot be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
@@ -115,7 +115,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Forces a folder's list of names to the disk: a rename may otherwise outlive a power cut."""
+    """Force a folder's entries to the disk, so that a rename survives a power cut."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -126,24 +126,24 @@ def sync_folder(folder: Path) -> None:
 
 
 def temporary_path(path: Path) -> Path:
-    """A fresh hidden name beside `path`."""
+    """A new hidden name beside `path`."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether the name is one that `temporary_path` gives."""
+    """Whether this is a name of `temporary_path`."""
     return path.name.startswith(".") and path.suffix == ".tmp"
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes what a killed writer left in `folder`; no other writer may be at work there."""
+    """Remove the temporary files of killed writers; no other writer may be active in `folder`."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if is_leftover(path):
             remove(path)
 
 
 def remove(path: Path) -> None:
-    """Removes a file or a whole folder."""
+    """Remove a file or a whole folder."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -151,7 +151,7 @@ def remove(path: Path) -> None:
 
 
 def write_json(path: Path, data: Mapping[str, Any], *, named: Path | None = None) -> None:
-    """Writes JSON atomically, in a form people can read; `named` as in `write_atomically`."""
+    """Write readable JSON atomically; `named` as in `write_atomically`."""
     try:
         text = json.dumps(data, indent=2)
     except (TypeError, ValueError) as error:
@@ -163,7 +163,7 @@ def write_json(path: Path, data: Mapping[str, Any], *, named: Path | None = None
 
 
 def read_bytes(path: Path) -> bytes:
-    """The file's content; an AnywidthError names it and the reason where it cannot be read."""
+    """The content of a file; the error names the file and the reason."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -171,7 +171,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote."""
+    """Read a JSON object from a file."""
     try:
         data = json.loads(read_bytes(path))
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
@@ -184,17 +184,17 @@ def read_json(path: Path) -> dict[str, Any]:
 def save_tensors(
     path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Writes tensors as safetensors, atomically.
+    """Write tensors as safetensors, atomically.
 
-    Tensors may lie on any device and share storage; each name gets its own full copy in the file.
+    Tensors may be on any device and share storage; the file has a full copy for each name.
     """
     write_atomically(path, encode_tensors(tensors, metadata, Path(path)))
 
 
 def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Reads tensors and metadata that `save_tensors` wrote; no code in the file is ever executed.
+    """Read tensors and metadata from a file of `save_tensors`; no code is ever executed.
 
-    The tensors are on the CPU and are the caller's own: nothing maps the file afterwards.
+    The tensors are on the CPU and do not map the file.
     """
     path = Path(path)
     return decode_tensors(read_bytes(path), path)
@@ -203,14 +203,14 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def encode_tensors(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None, path: Path
 ) -> bytes:
-    """The bytes of a safetensors file; `path` is only named in errors."""
+    """The bytes of a safetensors file; `path` is only used in errors."""
     plain: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, given in tensors.items():
         if not isinstance(given, Tensor):
             raise AnywidthError(
                 f"{path}: {name!r} is a {type(given).__name__}; expected a tensor "
-                "(anywidth.files.flatten_state takes nested states apart)"
+                "(use anywidth.files.flatten_state for nested states)"
             )
         if given.layout != torch.strided:
             raise AnywidthError(f"{path}: {name!r} is {given.layout}; call .to_dense() first")
@@ -229,25 +229,25 @@ def encode_tensors(
 
 
 def decode_tensors(data: bytes, path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata from a safetensors file's bytes; `path` is only named in errors."""
+    """Tensors and metadata from the bytes of a safetensors file; `path` is only used in errors."""
     if data.startswith((b"PK\x03\x04", b"\x80")) and data[_LENGTH_BYTES:][:1] != b"{":
         raise AnywidthError(
-            f"{path}: a file of torch.save (pickle), which can execute code and is not read; "
+            f"{path}: a file of torch.save (pickle), which can execute code, so it is not read; "
             "convert it with torch.load(..., weights_only=True) and anywidth.files.save_tensors"
         )
     try:
-        # safetensors hands them back in a random order.
+        # safetensors returns them in random order.
         tensors = dict(sorted(safetensors.torch.load(data).items()))
     except (SafetensorError, KeyError, ValueError) as error:
         raise AnywidthError(f"{path}: truncated or not a safetensors file ({error})") from error
     start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
     held = dict(json.loads(data[_LENGTH_BYTES:start]).get("__metadata__") or {})
-    if _OURS not in held:  # a file of others
+    if _OURS not in held:  # written by another program
         return tensors, held
     expected, text = held[_OURS][:_DIGITS], held[_OURS][_DIGITS:]
     if expected != _checksum(tensors, text):
         raise AnywidthError(
-            f"{path}: damaged, for its content does not fit its checksum; restore it from a copy"
+            f"{path}: damaged, its content does not match its checksum; restore it from a copy"
         )
     return tensors, json.loads(text)
 
@@ -261,18 +261,18 @@ def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
 
 
 def flatten_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any]:
-    """Takes a nested state such as `optimizer.state_dict()` apart into tensors and JSON data.
+    """Split a nested state such as `optimizer.state_dict()` into tensors and JSON data.
 
-    Numbers, text, None, lists, tuples, dicts and tensors come back from `unflatten_state` exactly,
-    types of keys and memory layout of tensors included (an optimizer is slower on a momentum that
-    lies otherwise than its parameter).
+    `unflatten_state` restores numbers, text, None, lists, tuples, dicts and tensors exactly,
+    including the types of keys and the memory layout of tensors (an optimizer is slower if a
+    momentum and its parameter have different layouts).
     """
     tensors: dict[str, Tensor] = {}
     return tensors, _flatten(state, "", tensors)
 
 
 def unflatten_state(tensors: Mapping[str, Tensor], structure: Any) -> Any:
-    """What was given to `flatten_state`."""
+    """The state that was given to `flatten_state`."""
     if isinstance(structure, list):
         return [unflatten_state(tensors, item) for item in structure]
     if not isinstance(structure, dict):
@@ -297,7 +297,7 @@ def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         return value
     if isinstance(value, Tensor):
         name = path
-        while name in tensors:  # the keys "a.b" and "a" → "b" read the same
+        while name in tensors:  # the keys "a.b" and "a" → "b" give the same name
             name += "'"
         tensors[name] = value
         stride = list(value.stride())

@@ -1,4 +1,4 @@
-"""Training and evaluation mode, put back after use."""
+"""Training and evaluation mode, restored after use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 @contextlib.contextmanager
 def modes_kept(model: nn.Module) -> Iterator[None]:
-    """After a `with` block each module is in training or evaluation mode as it was before."""
+    """Restore the training or evaluation mode of every module after a `with` block."""
     modes = {module: module.training for module in model.modules()}
     try:
         yield
@@ -21,7 +21,7 @@ def modes_kept(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside a `with` block; after it each module is in the mode it was in."""
+    """Evaluation mode inside a `with` block; afterwards every module has its old mode."""
     with modes_kept(model):
         model.eval()
         yield

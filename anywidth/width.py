@@ -1,4 +1,4 @@
-"""Widths: the range a network can run in, the rounding rule, and the channels a width comes to."""
+"""Widths: the range of a network, the rounding rule, and the channels of a width."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from anywidth.errors import AnywidthError
 
-# By so much a width computed as 0.25 + 30 * 0.025, or kept in single precision, may miss its mark.
+# The rounding error of a width computed as 0.25 + 30 * 0.025 or kept in single precision.
 _ROUNDING = 1e-6
 
 
@@ -18,7 +18,7 @@ def round_channels(channels: float, divisor: int) -> int:
     """The nearest multiple of `divisor`, but never less than 90 % of `channels`.
 
     This is the rounding of the MobileNet papers (TensorFlow-slim's `make_divisible`), so that
-    multiply-adds can be compared with theirs to the last digit.
+    multiply-adds equal the published ones exactly.
     """
     rounded = max(divisor, int(channels + divisor / 2) // divisor * divisor)
     if rounded < 0.9 * channels:
@@ -28,18 +28,18 @@ def round_channels(channels: float, divisor: int) -> int:
 
 @dataclass(frozen=True)
 class WidthRange:
-    """The widths a network is to run at, as fractions of its full width.
+    """The widths that a network can run at, as fractions of its full width.
 
     Args:
-        low: the narrowest width, in (0, 1]. Accuracy at every width rests on this one
-            (the paper's k0).
+        low: the narrowest width, in (0, 1] (the paper's k0). It affects the accuracy of all
+            widths.
         high: the widest width, at least `low` and at most 1.
-        divisor: channel counts are rounded to multiples of this (the paper's d), and of
-            a group's unit (a head's channels, say) where it has one. A group smaller than the
-            least such multiple could never narrow, so it is rounded to its unit instead, else
-            to single channels; a group just as large keeps all its channels at every width. So
-            16 channels become 4 at width 0.25 with divisor 4, stay 16 with divisor 16, and
-            become 4 again with divisor 17.
+        divisor: channel counts are rounded to multiples of this (the paper's d) and of the
+            group's unit, such as the channels of a head. A group smaller than the least such
+            multiple could never narrow; it is rounded to its unit, or to single channels. A
+            group of exactly that size keeps all channels at every width. For example, 16
+            channels at width 0.25 become 4 with divisor 4, stay 16 with divisor 16, and become 4
+            with divisor 17.
     """
 
     low: float = 0.25
@@ -62,29 +62,28 @@ class WidthRange:
         object.__setattr__(self, "divisor", checked_divisor(self.divisor, "WidthRange"))
 
     def fraction(self, width: float) -> float:
-        """`width` as a float in this range, freed of rounding errors; raises if it is outside."""
+        """`width` as a float in this range, without rounding errors; raises if it is outside."""
         if not is_number(width) or not 0 < width <= 1 + _ROUNDING:
             raise AnywidthError(
-                f"width {width!r} is not a number in (0, 1]; give a fraction of the full width, "
+                f"width {width!r} is not a number in (0, 1]; pass a fraction of the full width "
                 f"between {self.low} and {self.high}"
             )
         if not self.low - _ROUNDING <= width <= self.high + _ROUNDING:
             end = "low" if width < self.low else "high"
             raise AnywidthError(
-                f"width {width} is outside the range [{self.low}, {self.high}] this network was "
-                f"made for; choose one inside, or make the range wider: train or inspect with "
-                f"--{end} {width}, in code convert with "
-                f"WidthRange({min(width, self.low)}, {max(width, self.high)})"
+                f"width {width} is outside the range [{self.low}, {self.high}] of this network; "
+                f"choose a width inside it, or a wider range: --{end} {width} on the command line, "
+                f"WidthRange({min(width, self.low)}, {max(width, self.high)}) in code"
             )
         return min(max(float(width), self.low), self.high)
 
 
 @dataclass(frozen=True)
 class ChannelConfig:
-    """How many channels of each group are active: what a width comes to in one network.
+    """The number of active channels per group: a width, resolved for one network.
 
     It is immutable and hashable; statistics and CUDA graphs are keyed by it. Get one from
-    `plan.resolve(width)`; make a nonuniform one from it with `replace`.
+    `plan.resolve(width)`, and make a nonuniform one from it with `replace`.
     """
 
     channels: tuple[tuple[str, int], ...]
@@ -92,7 +91,7 @@ class ChannelConfig:
     def __post_init__(self) -> None:
         if isinstance(self.channels, Mapping):
             object.__setattr__(self, "channels", tuple(self.channels.items()))
-        # numpy's whole numbers, which a search may draw, would not go into JSON.
+        # JSON does not take numpy's integers, which a search may draw.
         if not all(type(n) is int for _, n in self.channels):
             plain = ((group, whole_number(n) or n) for group, n in self.channels)
             object.__setattr__(self, "channels", tuple(plain))
@@ -100,7 +99,7 @@ class ChannelConfig:
         object.__setattr__(self, "_hash", hash(self.channels))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Hashes of strings differ between processes: a kept one must not travel.
+        # Hashes of strings differ between processes, so the hash is not pickled.
         return ChannelConfig, (self.channels,)
 
     def __hash__(self) -> int:
@@ -138,7 +137,7 @@ class ChannelConfig:
     def from_json(data: Mapping[str, int]) -> ChannelConfig:
         if not isinstance(data, Mapping):
             raise AnywidthError(
-                f"a configuration of {data!r}: expected a mapping, group to channels"
+                f"configuration {data!r}: expected a mapping from group to channels"
             )
         return ChannelConfig(tuple(data.items()))
 
@@ -152,7 +151,7 @@ Width = float | ChannelConfig
 
 
 def width_list(widths: object, where: str) -> list[Width]:
-    """The widths a call was given, as a list; an error that names the list form for one alone."""
+    """The widths given to a call, as a list; the error for a single width shows the list form."""
     if hasattr(widths, "tolist"):  # an array or tensor, such as torch.linspace gives
         widths = widths.tolist()
     if isinstance(widths, ChannelConfig | Mapping | str) or not isinstance(widths, Iterable):
@@ -164,7 +163,7 @@ def width_list(widths: object, where: str) -> list[Width]:
     found = [float(width) if is_number(width) else width for width in widths]
     if not found:
         raise AnywidthError(
-            f"{where}() was given no widths: pass at least one width, say widths=[0.25, 0.5, 1.0]"
+            f"{where}() was given no widths: pass at least one width, such as widths=[0.25, 1.0]"
         )
     return found
 
@@ -177,7 +176,7 @@ def checked_divisor(divisor: object, where: str) -> int:
 
 
 def whole_number(value: object) -> int | None:
-    """`value` as an int where it is a whole number, numpy's included; None for all else."""
+    """`value` as an int if it is a whole number (also numpy's), else None."""
     is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     return int(value) if is_whole else None  # type: ignore[call-overload]
 

@@ -1,1 +1,1 @@
-"""What leaves the process: saved and exported networks."""
+"""Networks as files: saved and exported."""

@@ -1,6 +1,6 @@
 """Networks as files that run without this library: ONNX, or a program of `torch.export`.
 
-A file is read back and run before it counts as written: what a converter gets wrong must not reach
+A file is read back and run before it counts as written, so that a converter's mistake cannot reach
 a device.
 """
 
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from anywidth.errors import AnywidthError
 from anywidth.planning.trace.exported_graphs import quiet
 
-# Rounding differs between runtimes; a wrong operator differs by far more.
+# Rounding differs between runtimes; a wrong operator differs by much more.
 _TOLERANCE = 1e-3
-# How much larger than the example the axes are at the check that may vary.
+# In the check, axes of variable size are larger than in the example by this much.
 _GROWTH = 3
 
 Runner = Callable[..., list[Tensor]]
@@ -29,17 +29,17 @@ Runner = Callable[..., list[Tensor]]
 
 @dataclass(frozen=True)
 class Deployment:
-    """A plain network, and how it is called.
+    """A plain network and its input and outputs.
 
     Args:
         network: in evaluation mode, on the CPU.
         examples: a batch of at least two per input.
-        takes: what it is called with, in words.
-        input_names: what the file calls its inputs.
-        output_names: and its outputs.
-        free_axes: of each input, whose size may differ from call to call: axis → name.
-        facts: kept in the file: name → text.
-        task: what it was trained for, in one word; None if nobody said.
+        takes: describes the input in words.
+        input_names: names of the inputs in the file.
+        output_names: names of the outputs in the file.
+        free_axes: axes of each input whose size may vary: axis → name.
+        facts: metadata kept in the file: name → text.
+        task: the task it was trained for, in one word; None if not given.
     """
 
     network: nn.Module
@@ -53,11 +53,11 @@ class Deployment:
 
 
 def check_format(path: Path) -> None:
-    """Refuses a name that stands for no format, and a format whose packages are missing."""
+    """Refuse a file name without a known format, and a format whose packages are missing."""
     if path.suffix not in _FORMATS:
         raise AnywidthError(
-            f"--out {path}: expected a name that ends in {' or '.join(_FORMATS)}, for ONNX or for "
-            "torch.export.load"
+            f"--out {path}: expected a name that ends in {' or '.join(_FORMATS)}: ONNX, or a "
+            "program for torch.export.load"
         )
     if path.suffix == ".onnx":
         for name in ("onnx", "onnxscript", "onnxruntime"):
@@ -71,10 +71,10 @@ def check_format(path: Path) -> None:
 
 
 def write_network(deployment: Deployment, path: Path) -> float:
-    """Writes a network in the format that the name ends in, and returns how far it is off.
+    """Write a network in the format of the file name, and return the error of the file.
 
-    That is the largest difference between what the file and the network make of random input, as a
-    share of the largest output. Where it is too large nothing is written.
+    The error is the largest difference between the outputs of the file and of the network for
+    random input, relative to the largest output. If it is too large, nothing is written.
     """
     from anywidth.files import write_atomically
 
@@ -85,8 +85,8 @@ def write_network(deployment: Deployment, path: Path) -> float:
         difference = largest_difference(deployment, open_(content))
     if not difference < _TOLERANCE:
         raise AnywidthError(
-            f"{path}: the converted network differs by {difference:.2g} of the largest output from "
-            f"the network itself; expected less than {_TOLERANCE:g}, so it was not written"
+            f"{path}: not written, because the converted network is wrong: its outputs differ by "
+            f"{difference:.2g} of the largest output; expected less than {_TOLERANCE:g}"
         )
     write_atomically(path, content)
     return difference
@@ -155,7 +155,7 @@ def _program(deployment: Deployment) -> torch.export.ExportedProgram:
 
 
 def largest_difference(deployment: Deployment, run: Runner) -> float:
-    """Over random input of another size than the example's, wherever the size may differ."""
+    """For random input; axes of variable size are larger than in the example."""
     generator = torch.Generator().manual_seed(0)
     values = [
         _random_like(example, axes, generator)

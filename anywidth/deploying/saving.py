@@ -1,4 +1,4 @@
-"""A converted network on disk: one file with its weights and the statistics of all its widths."""
+"""A converted network on disk: one file with the weights and the statistics of all widths."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _WEIGHTS, _STATISTICS = "weights/", "statistics/"
 
 
 def save(model: nn.Module, path: str | Path) -> None:
-    """Writes a converted network to one file: its weights and the statistics of all its widths.
+    """Write a converted network to one file: the weights and the statistics of all widths.
 
-    `state_dict` holds the full width's statistics alone; this keeps every calibrated width. The
-    file is safetensors, written beside `path` and renamed, so `path` is never half a file. Of
-    several processes, call it on one.
+    `state_dict` only holds the statistics of the full width; this keeps every calibrated width.
+    The file is safetensors, written beside `path` and then renamed, so that `path` is never half
+    written. With several processes, call it in one of them.
 
     Args:
         model: a converted network; it is not changed.
-        path: the file; its folder must exist, and a file there is replaced.
+        path: the file; its folder must exist. An existing file is replaced.
 
     Example:
         >>> anywidth.calibrate(model, loader, widths=[0.25, 0.5, 1.0])
@@ -52,14 +52,13 @@ def save(model: nn.Module, path: str | Path) -> None:
 
 
 def load(model: nn.Module, path: str | Path) -> None:
-    """Reads what `anywidth.save` wrote into a network that was converted in the same way.
+    """Read a file of `anywidth.save` into a network that was converted in the same way.
 
-    Weights and statistics take the place of those the network has; its width and its training or
-    evaluation mode stay. No code in the file is ever executed. If anything fails, the network is
-    as it was.
+    Weights and statistics are replaced; the width and the training or evaluation mode stay. No
+    code in the file is ever executed. After an error the network is unchanged.
 
     Args:
-        model: a network of the same layers, converted with the same plan and width range.
+        model: a network with the same layers, converted with the same plan and width range.
         path: the file.
 
     Example:
@@ -106,12 +105,13 @@ def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _check_version(path: Path, version: str | None) -> None:
     if version is None:
         raise AnywidthError(
-            f"{path}: a safetensors file that anywidth.save did not write; tensors of a "
-            "state_dict go into a network with model.load_state_dict"
+            f"{path}: not a file of anywidth.save; load the tensors of a state_dict with "
+            "model.load_state_dict"
         )
     if version != _VERSION:
         raise AnywidthError(
-            f"{path}: saved in version {version} of the format; this anywidth reads {_VERSION}"
+            f"{path}: saved in version {version} of the format; this version of anywidth reads "
+            f"version {_VERSION}"
         )
 
 
@@ -120,8 +120,8 @@ def _check_weights(path: Path, weights: Mapping[str, Tensor], held: Mapping[str,
     unknown = [name for name in weights if name not in held]
     if missing or unknown:
         raise AnywidthError(
-            f"{path}: saved from another network: it lacks {missing[:5]}, and has {unknown[:5]} "
-            "that this one lacks"
+            f"{path}: saved from another network: the file lacks {missing[:5]}, and the network "
+            f"lacks {unknown[:5]}"
         )
     for name, tensor in weights.items():
         if tensor.shape != held[name].shape:
@@ -132,24 +132,24 @@ def _check_weights(path: Path, weights: Mapping[str, Tensor], held: Mapping[str,
 
 
 def _check_plan(path: Path, saved: Plan, ours: Plan) -> None:
-    """What decides which channels a width comes to; notes and reasons may differ."""
+    """Compare the parts that decide the channels of a width; notes and reasons may differ."""
     if saved.widths != ours.widths:
         raise AnywidthError(
-            f"{path}: saved from a network of {saved.widths}, and this one has {ours.widths}; "
+            f"{path}: saved from a network with {saved.widths}; this network has {ours.widths}; "
             f"convert with anywidth.slimmable(model, plan, anywidth.{saved.widths})"
         )
     for name in [*saved.groups, *ours.groups]:
         before, now = _rules(saved.groups.get(name)), _rules(ours.groups.get(name))
         if before != now:
             raise AnywidthError(
-                f"{path}: saved under another plan: group {name!r} has {before} in the file and "
-                f"{now} here; convert with the plan as it was then"
+                f"{path}: saved with another plan: group {name!r} has {before} in the file and "
+                f"{now} here; convert with the plan that the saved network had"
             )
     for name, axes in saved.tensors.items():
         if axes != ours.tensors.get(name):
             raise AnywidthError(
-                f"{path}: saved under another plan: it narrows {name!r} otherwise; convert with "
-                "the plan as it was then"
+                f"{path}: saved with another plan, which narrows {name!r} in another way; convert "
+                "with the plan that the saved network had"
             )
 
 

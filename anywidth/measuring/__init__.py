@@ -1,1 +1,1 @@
-"""What a width costs and how well it does."""
+"""The cost of a width, and its accuracy."""

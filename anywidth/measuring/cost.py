@@ -1,4 +1,4 @@
-"""What a width costs: multiply-adds, parameters, measured latency."""
+"""The cost of a width: multiply-adds, parameters, measured latency."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def macs(model: nn.Module | Plan, width: Width) -> int:
 
 
 def parameter_count(model: nn.Module | Plan, width: Width) -> int:
-    """Parameters of the network that `width` leaves, buffers not counted."""
+    """Number of parameters of the network at `width`, without buffers."""
     plan, config = _plan_and_config(model, width)
     total = 0
     for name in plan.parameters:
@@ -52,8 +52,8 @@ class Latency:
 
     Args:
         median: half of the passes were faster; the number to report.
-        fastest: the least of them.
-        repeats: how many were timed.
+        fastest: the shortest pass.
+        repeats: how many passes were timed.
     """
 
     median: float
@@ -72,7 +72,7 @@ def latency(
     warmup: int = 5,
     input_shape: tuple[int, ...] | None = None,
 ) -> Latency:
-    """Times forward passes at `width` on the device the network is on, in milliseconds.
+    """Time forward passes at `width` on the network's device, in milliseconds.
 
     Returns a `Latency`: the median and the fastest pass, both in milliseconds of one whole pass
     (of `batch_size` examples). Widths without batch-norm statistics can be timed too.
@@ -82,10 +82,10 @@ def latency(
         width: a fraction of the full width, or a `ChannelConfig`.
         batch_size: examples in one pass.
         extracted: time the extracted network instead of the sliced one.
-        fold: time the extracted network with its batch norms merged.
-        repeats: passes that are timed; the median is what counts.
-        warmup: passes before them.
-        input_shape: of one example; the one the plan was made with if not given.
+        fold: time the extracted network with its batch norms folded.
+        repeats: how many passes are timed.
+        warmup: untimed passes before them.
+        input_shape: shape of one example; the plan's example if not given.
 
     Example:
         >>> anywidth.latency(model, 0.5).median  # milliseconds
@@ -98,8 +98,8 @@ def latency(
             )
     if input_shape is not None and not isinstance(input_shape, Sequence):
         raise AnywidthError(
-            f"latency(input_shape={input_shape!r}): expected that of one example, such as "
-            "(3, 224, 224)"
+            f"latency(input_shape={input_shape!r}): expected the shape of one example, "
+            "such as (3, 224, 224)"
         )
     state = state_of(model)
     inputs = _inputs(model, state.plan, batch_size, input_shape)
@@ -121,7 +121,7 @@ def latency(
 def _inputs(model: nn.Module, plan: Plan, size: int, shape: tuple[int, ...] | None) -> list[Any]:
     examples = example_inputs(model, plan)
     tensors = [x for x in examples if isinstance(x, Tensor)]
-    # Beside pictures, whole numbers are something else: labels, say. Alone they are the input.
+    # Beside images, whole numbers are something else, such as labels. Alone they are the input.
     is_of_numbers = not any(x.is_floating_point() for x in tensors)
     return [
         _batch_like(x, size, shape if is_of_numbers or x.is_floating_point() else None)

@@ -1,4 +1,4 @@
-"""How far long work has come: a live bar in a terminal, plain lines anywhere else."""
+"""Progress of long work: a live bar in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UPDATES_IN_THE_PACE = 100
 
 
 class TrainingProgress:
-    """What `training_progress` gives; this one keeps count and shows nothing (ranks above 0)."""
+    """Returned by `training_progress`; this class counts and shows nothing (ranks above 0)."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class TrainingProgress:
         self._recent = deque([(self._started, start)], maxlen=_UPDATES_IN_THE_PACE)
 
     def update(self, step: int, /, **fields: str | int | float) -> None:
-        """Says that `step` steps are done. A field is shown until it is given again."""
+        """Report that `step` steps are done. A field keeps its value until it is given again."""
         self.step = step
         # A new dict, because the bar draws the old one in a thread of its own.
         new = {name: _format(name, value) for name, value in fields.items()}
@@ -67,12 +67,12 @@ class TrainingProgress:
     def _values(self) -> str:
         return _joined(*(f"{name} {value}" for name, value in self._fields.items()))
 
-    def _steps_a_second(self) -> float:
+    def _steps_per_second(self) -> float:
         (first, from_step), (last, to_step) = self._recent[0], self._recent[-1]
         return (to_step - from_step) / (last - first) if last > first else 0.0
 
     def _pace(self) -> str:
-        rate = self._steps_a_second()
+        rate = self._steps_per_second()
         if self._images_per_step is None:
             return f"{rate:,.2f} steps/s"
         return f"{rate * self._images_per_step:,.0f} images/s"
@@ -81,14 +81,14 @@ class TrainingProgress:
         return f"{_clock(monotonic() - self._started)} elapsed"
 
     def _left(self) -> str:
-        rate = self._steps_a_second()
+        rate = self._steps_per_second()
         if self.total is None or rate <= 0:
             return ""
         return f"{_clock((self.total - self.step) / rate)} left"
 
 
 class _Lines(TrainingProgress):
-    """A line every ten seconds and at every tenth of the work: logs are read long afterwards."""
+    """One line every ten seconds and at every tenth of the work, for logs."""
 
     def _start(self) -> None:
         self._line_time, self._line_step = monotonic(), self.step
@@ -116,7 +116,7 @@ class _Lines(TrainingProgress):
 
 
 class _Bar(TrainingProgress):
-    """A bar that redraws itself, the fields on a line below it so that both fit 80 columns."""
+    """A bar that redraws itself, with the fields on a line below: both fit into 80 columns."""
 
     def _start(self) -> None:
         self._progress = Progress(
@@ -131,7 +131,7 @@ class _Bar(TrainingProgress):
         self._live = Live(
             console=self._console,
             refresh_per_second=4,
-            redirect_stdout=sys.stdout.isatty(),  # what is piped elsewhere stays piped
+            redirect_stdout=sys.stdout.isatty(),  # a pipe stays a pipe
             get_renderable=self._render,
         )
         self._live.start()
@@ -156,16 +156,16 @@ def training_progress(
     images_per_step: int | None = None,
     console: Console | None = None,
 ) -> Iterator[TrainingProgress]:
-    """Shows progress while the block runs, on standard error and on rank 0 only.
+    """Show progress while the block runs, on standard error and only on rank 0.
 
         with training_progress(steps, start, images_per_step=256) as progress:
             progress.update(step, epoch=3, loss=0.61, accuracy=0.83)
 
     Args:
-        total_steps: how many steps there are in all; None where that is not known.
-        start: how many of them were done before (a resumed run).
+        total_steps: number of all steps; None if it is not known.
+        start: number of steps done before (a resumed run).
         description: the word at the left.
-        images_per_step: shows images a second in place of steps a second.
+        images_per_step: if given, the pace is shown in images per second.
         console: where to show it.
     """
     console = console or Console(stderr=True)
@@ -183,7 +183,7 @@ def training_progress(
 def tracked(
     iterable: Iterable[Item], description: str, *, console: Console | None = None
 ) -> Iterator[Item]:
-    """Goes through `iterable` and shows how far it has come, of its length where it has one."""
+    """Iterate over `iterable` and show the progress, relative to its length if it has one."""
     length = operator.length_hint(iterable, -1)
     total = length if length >= 0 else None
     with training_progress(total, description=description, console=console) as progress:
@@ -199,7 +199,7 @@ def _is_first_rank() -> bool:
 
 
 def _can_redraw(console: Console) -> bool:
-    """A terminal indeed: FORCE_COLOR makes rich take a pipe in a CI system for one."""
+    """Whether this is a real terminal: with FORCE_COLOR rich takes a pipe for one."""
     return console.is_jupyter or (console.is_interactive and console.file.isatty())
 
 
@@ -208,7 +208,7 @@ def _joined(*parts: str) -> str:
 
 
 def _filled(pairs: Iterable[str], columns: int) -> list[str]:
-    """Indented lines of as many pairs as there is room for: no name is parted from its value."""
+    """Indented lines with as many pairs as fit; a name and its value stay together."""
     lines: list[str] = []
     for pair in pairs:
         if lines and len(lines[-1]) + 2 + len(pair) <= columns:
@@ -228,6 +228,6 @@ def _format(name: str, value: str | int | float) -> str:
     if isinstance(value, str | int):
         return str(value)
     raise AnywidthError(
-        f"progress field {name!r} is a {type(value).__name__}; give text or a Python number "
-        "(tensor.item(), where the wait is affordable)"
+        f"progress field {name!r} is a {type(value).__name__}; pass text or a Python number, such "
+        "as tensor.item()"
     )

@@ -1,4 +1,4 @@
-"""Spectra: what a network reaches, and what that costs, at many widths."""
+"""Spectra: the metrics and the cost of a network at many widths."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from anywidth.slimming.state import state_of
 from anywidth.width import ChannelConfig, Width, width_list
 
 STANDARD_ERROR = "_standard_error"
-"""What the name of a metric ends in that says how far the one before it may be off."""
+"""Ending of the metric that holds the standard error of another metric."""
 
 KINDS = ("us", "s", "i", "control")
 """Universally slimmable, slimmable, individually trained, and an ordinary network sliced."""
@@ -40,10 +40,9 @@ class SpectrumPoint:
         width: the fraction of the full width; None for a nonuniform configuration.
         channels: the configuration.
         macs: multiply-adds of one example.
-        parameters: of the network that the width leaves.
-        metrics: what `evaluate` returned, e.g. `{"top1_error": 8.1, "loss": 0.31}`.
-        latency_ms: of one forward pass of one example, see `spectrum`; None where it was not
-            measured.
+        parameters: number of parameters at this width.
+        metrics: returned by `evaluate`, e.g. `{"top1_error": 8.1, "loss": 0.31}`.
+        latency_ms: of a forward pass of one example, see `spectrum`; None if not measured.
     """
 
     width: float | None
@@ -56,11 +55,11 @@ class SpectrumPoint:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """A network at many widths; a table, a CSV file, a line in a plot.
+    """A network at many widths: a table, a CSV file, a line in a plot.
 
     Args:
         name: the label in plots and tables.
-        points: the widths, in the order they were asked for.
+        points: the widths, in the order they were given.
         kind: "us", "s", "i" or "control"; decides how a plot draws it.
     """
 
@@ -70,7 +69,7 @@ class Spectrum:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise AnywidthError(f"a spectrum of kind {self.kind!r}: expected one of {KINDS}")
+            raise AnywidthError(f"spectrum of kind {self.kind!r}: expected one of {KINDS}")
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -78,7 +77,7 @@ class Spectrum:
         return tuple(dict.fromkeys(name for point in self.points for name in point.metrics))
 
     def metric(self, name: str | None = None) -> str:
-        """`name` if the spectrum has it; the main metric if none is given."""
+        """`name`, if the spectrum has it; the main metric if no name is given."""
         if not self.metrics:
             raise AnywidthError(f"the spectrum {self.name!r} has no metrics: evaluate it first")
         if name is not None and name not in self.metrics:
@@ -88,7 +87,7 @@ class Spectrum:
         return name or self.metrics[0]
 
     def best(self, metric: str | None = None) -> SpectrumPoint:
-        """The point with the best value of a metric; the cheaper of two equals."""
+        """The point with the best value of a metric; of two equal points the cheaper one."""
         metric = self.metric(metric)
         sign = 1 if lower_is_better(metric) else -1
         known = [p for p in self.points if not math.isnan(p.metrics.get(metric, math.nan))]
@@ -129,18 +128,20 @@ class Spectrum:
     def from_json(data: Mapping[str, Any]) -> Spectrum:
         version = data.get("version") if isinstance(data, Mapping) else None
         if version != _VERSION:
-            raise AnywidthError(f"a spectrum of version {version!r}: expected version {_VERSION}")
+            raise AnywidthError(f"spectrum of version {version!r}: expected version {_VERSION}")
         try:
             points = tuple(_point(dict(point)) for point in data["points"])
             return Spectrum(str(data["name"]), points, data["kind"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-            raise AnywidthError(f"a damaged spectrum ({reason})") from error
+            raise AnywidthError(
+                f"damaged spectrum ({reason}); write it again with to_json()"
+            ) from error
 
     def to_csv(self, path: str | Path) -> None:
-        """Writes a row a width: width, macs, parameters, the metrics, latency_ms.
+        """Write one row per width: width, macs, parameters, the metrics, latency_ms.
 
-        A CSV file holds no channel configurations; JSON does.
+        A CSV file has no channel configurations; JSON has.
         """
         from anywidth.files import write_atomically
 
@@ -154,7 +155,7 @@ class Spectrum:
 
 
 def _point(data: dict[str, Any]) -> SpectrumPoint:
-    """A point of `Spectrum.to_json`; what is not a number there raises here."""
+    """A point of `Spectrum.to_json`; raises if an entry is not a number."""
     width, latency = data["width"], data["latency_ms"]
     return SpectrumPoint(
         None if width is None else float(width),
@@ -176,23 +177,23 @@ def spectrum(
     measure_latency: bool = False,
     progress: bool = True,
 ) -> Spectrum:
-    """Evaluates a converted network at many widths.
+    """Evaluate a converted network at many widths.
 
-    Every width is checked for batch-norm statistics before the first is evaluated. Widths that
-    come to the same channels are the same network and are evaluated once. The network's width
-    and its training or evaluation mode are afterwards as before.
+    Every width is checked for batch-norm statistics before the first is evaluated. Widths with
+    the same channels are the same network and are evaluated once. Afterwards the network has its
+    old width and its old training or evaluation mode.
 
     Args:
         model: a converted network, calibrated at these widths.
-        evaluate: is given the network, set to a width, in evaluation mode and without gradients;
-            returns numbers by name, the main one first.
+        evaluate: called with the network, set to a width, in evaluation mode and without
+            gradients; returns a mapping from names to numbers, the main metric first.
         widths: fractions of the full width, or configurations.
         name: the label in plots and tables.
         kind: "us", "s", "i" or "control"; decides how a plot draws it.
-        measure_latency: also time a forward pass of one example at each width: of the network
-            extracted, with its norms merged, as one would ship it. On a GPU of the network itself,
-            because cuDNN prepares every new shape for up to a second.
-        progress: show how far it has come (where rich is installed).
+        measure_latency: also time a forward pass of one example at each width. On a CPU this is
+            the extracted network with folded norms, as one would ship it; on a GPU the sliced
+            network, because cuDNN prepares every new shape for up to a second.
+        progress: show the progress, if rich is installed.
 
     Example:
         >>> result = anywidth.spectrum(model, evaluate, [0.25, 0.5, 1.0], name="US-Net")
@@ -200,19 +201,19 @@ def spectrum(
     """
     if not callable(evaluate):
         raise AnywidthError(
-            f"spectrum(evaluate={evaluate!r}): expected a function of the network that returns "
-            'numbers by name, e.g. {"top1_error": 8.1}'
+            f"spectrum(evaluate={evaluate!r}): expected a function that takes the network and "
+            'returns numbers by name, e.g. {"top1_error": 8.1}'
         )
     widths = width_list(widths, "spectrum")
     state = state_of(model)
     measured: dict[ChannelConfig, tuple[dict[str, float], float | None]] = {}
     with evaluating(model), torch.no_grad():
         _check_statistics(model, widths)
-        # The widest first: what is left then takes no longer than it seems to.
+        # The widest first, so that the remaining time is not underestimated.
         configs = {state.resolve(width): width for width in reversed(widths)}
         order = sorted(configs, key=lambda config: -macs(model, config))
         for config in _tracked(order) if progress else order:
-            model.eval()  # whatever `evaluate` left it in
+            model.eval()  # `evaluate` may have changed it
             with at_width(model, configs[config]):
                 metrics = _numbers(evaluate(model))
                 time = _latency(model, config) if measure_latency else None
@@ -228,7 +229,7 @@ def spectrum(
 
 
 def joined(spectra: Iterable[Spectrum]) -> list[Spectrum]:
-    """Spectra of one name and kind made one: I-Nets are a network a width, and one series."""
+    """Merge spectra of one name and kind: I-Nets are one network per width, but one series."""
     series: dict[tuple[str, str], Spectrum] = {}
     for one in spectra:
         before = series.get((one.name, one.kind), replace(one, points=()))
@@ -237,7 +238,7 @@ def joined(spectra: Iterable[Spectrum]) -> list[Spectrum]:
 
 
 def values_at(spectrum: Spectrum, width: float, metric: str) -> list[float]:
-    """A metric at one uniform width: none, one, or one for each network of a joined series."""
+    """A metric at one uniform width: no value, one, or one per network of a joined series."""
     return [
         point.metrics[metric]
         for point in spectrum.points
@@ -246,7 +247,7 @@ def values_at(spectrum: Spectrum, width: float, metric: str) -> list[float]:
 
 
 def standard_error(point: SpectrumPoint, metric: str) -> float:
-    """How far a mean may be off: of games or of seeds; 0 where nothing says so."""
+    """The standard error of a metric over games or seeds; 0 if it is not known."""
     return point.metrics.get(metric + STANDARD_ERROR, 0.0)
 
 
@@ -260,7 +261,7 @@ def _latency(model: nn.Module, config: ChannelConfig) -> float:
 
 
 def _check_statistics(model: nn.Module, widths: Sequence[Width]) -> None:
-    """Reading a norm's statistics raises where there are none: better now than hours later."""
+    """Raise now, not hours later, if a norm has no statistics for a width."""
     norms = [module for module in model.modules() if is_switched_norm(module)]
     for width in widths:
         with at_width(model, width):

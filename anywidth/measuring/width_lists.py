@@ -1,4 +1,4 @@
-"""Lists of widths, as a command line gives them and as a spectrum takes them."""
+"""Lists of widths for the command line and for spectra."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _MOST_WIDTHS = 10_000
 def parse_widths(text: str, others: str = "") -> list[float]:
     """Widths from a command line: `0.5`, `0.25,0.5,1.0`, or `0.25:1.0:0.025` (both ends included).
 
-    Commas may join ranges and numbers. Steps are taken in decimals, so 0.3 is 0.3. What a command
-    takes beside these, such as ", or `every`", is for the error alone: `others`.
+    Commas may join ranges and numbers. Steps are taken in decimals, so 0.3 is 0.3. `others` is
+    added to the error message: other values that the command takes, such as ", or `every`".
     """
     widths: list[float] = []
     try:
@@ -37,7 +37,7 @@ def parse_widths(text: str, others: str = "") -> list[float]:
 
 
 def spectrum_widths(low: float, high: float, step: float = 0.025) -> list[float]:
-    """From `low` in equal steps, and `high`, whether or not a step ends there."""
+    """From `low` in equal steps, and `high`, even if no step ends there."""
     steps = math.ceil((high - low) / step - 1e-9)
     return [*(round(low + i * step, 6) for i in range(steps)), high]
 

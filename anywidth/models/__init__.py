@@ -1,4 +1,4 @@
-"""The zoo: plain networks with no word about widths."""
+"""The zoo: plain networks that know nothing about widths."""
 
 from anywidth.models.atari_cnn import atari_cnn, minatar_cnn, mlp_policy
 from anywidth.models.mobilenet_v1 import mobilenet_v1

@@ -1,4 +1,4 @@
-"""The paper's network for Atari, and smaller ones for small games: a policy and a value in one."""
+"""The paper's network for Atari, and smaller ones for small games: policy and value in one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from anywidth.errors import AnywidthError
 class ActorCritic(nn.Module):
     """Layers that a policy head and a value head share; returns (logits, value).
 
-    Observations of (N, ...) give logits of (N, actions) and values of (N,). Those in uint8 are
-    pixels and are scaled to [0, 1]; any others are taken as they are.
+    Observations of (N, ...) give logits of (N, actions) and values of (N,). Observations in uint8
+    are pixels and are scaled to [0, 1]; others are used as they are.
     """
 
     def __init__(self, features: nn.Sequential, hidden: nn.Linear, actions: int) -> None:
@@ -34,7 +34,7 @@ class ActorCritic(nn.Module):
         return self.policy(hidden), self.value(hidden).squeeze(1)
 
     def _initialize(self) -> None:
-        """Orthogonal; a policy that begins near uniform explores, as PPO's authors have it."""
+        """Orthogonal weights. A nearly uniform policy explores, as in PPO's own implementation."""
         gains: dict[nn.Module, float] = {self.policy: 0.01, self.value: 1.0}
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
@@ -59,7 +59,7 @@ def atari_cnn(actions: int = 4, in_channels: int = 4, image_size: int = 84) -> A
     if side < 1:
         raise AnywidthError(
             f"image_size={image_size!r}: the convolutions need at least 36 pixels; for boards of "
-            "10x10 there is minatar_cnn"
+            "10x10 use minatar_cnn"
         )
     features = nn.Sequential(
         nn.Conv2d(in_channels, 32, 8, stride=4),
@@ -75,13 +75,13 @@ def atari_cnn(actions: int = 4, in_channels: int = 4, image_size: int = 84) -> A
 def minatar_cnn(
     actions: int = 3, in_channels: int = 4, board_size: int = 10, channels: int = 32
 ) -> ActorCritic:
-    """For MinAtar: one 3x3 convolution and 128 units, 0.3 M multiply-adds.
+    """A network for MinAtar: one 3x3 convolution and 128 units, 0.3 M multiply-adds.
 
     Args:
         actions: outputs of the policy.
         in_channels: channels of an observation; each game has its own number.
         board_size: height and width of the board.
-        channels: of the convolution. The game's authors use 16, which leaves few widths.
+        channels: outputs of the convolution. MinAtar's authors use 16, which leaves few widths.
     """
     _check(actions=actions, in_channels=in_channels, channels=channels)
     if not isinstance(board_size, int) or board_size < 3:
@@ -91,7 +91,7 @@ def minatar_cnn(
 
 
 def mlp_policy(actions: int = 2, in_features: int = 4, units: int = 64) -> ActorCritic:
-    """For observations that are a few numbers, such as CartPole's: two layers of `units`."""
+    """A network for a few numbers per observation, such as CartPole's: two layers of `units`."""
     _check(actions=actions, in_features=in_features, units=units)
     features = nn.Sequential(nn.Linear(in_features, units), nn.ReLU(inplace=True))
     return ActorCritic(features, nn.Linear(units, units), actions)

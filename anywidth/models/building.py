@@ -1,4 +1,4 @@
-"""What the networks of the zoo are built from."""
+"""Building blocks of the networks in the zoo."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def conv_norm(
 
 
 def initialize(model: nn.Module) -> None:
-    """The initialisation the paper's networks were trained from."""
+    """Initialise as the paper's networks were."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels
@@ -48,8 +48,8 @@ def strides_of(total_stride: int, strides: Sequence[int] | None) -> tuple[int, .
     """The strides of the five layers that halve the image in the published network.
 
     Args:
-        total_stride: 32, 16 or 8: the first ones are dropped.
-        strides: each of the five, instead.
+        total_stride: 32, 16 or 8; below 32 the first strides become 1.
+        strides: all five strides, instead of `total_stride`.
     """
     known = {32: (2, 2, 2, 2, 2), 16: (2, 1, 2, 2, 2), 8: (1, 1, 2, 2, 2)}
     if strides is None:
@@ -58,6 +58,6 @@ def strides_of(total_stride: int, strides: Sequence[int] | None) -> tuple[int, .
         return known[total_stride]
     if len(strides) != 5 or not set(strides) <= {1, 2}:
         raise AnywidthError(
-            f"strides={tuple(strides)!r}: expected five, each 1 or 2, such as {known[8]}"
+            f"strides={tuple(strides)!r}: expected five numbers, each 1 or 2, such as {known[8]}"
         )
     return tuple(strides)

@@ -48,9 +48,9 @@ def mobilenet_v1(
     Args:
         num_classes: outputs of the classifier.
         in_channels: 3 for colour, 1 for grey images.
-        total_stride: how far the features are scaled down: 32 for images of about 224 px; 16 or 8
-            (the first strides dropped) for small ones, 8 for CIFAR's 32 px.
-        strides: instead, those of the stem and of the stages with 128, 256, 512 and 1024 channels,
-            1 or 2 each.
+        total_stride: input size divided by feature size: 32 for images of about 224 px; 16 or 8
+            (the first strides become 1) for small images, such as 8 for CIFAR's 32 px.
+        strides: instead, the strides of the stem and of the stages with 128, 256, 512 and 1024
+            channels, 1 or 2 each.
     """
     return MobileNetV1(num_classes, in_channels, strides_of(total_stride, strides))

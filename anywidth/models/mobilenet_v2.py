@@ -64,7 +64,7 @@ class MobileNetV2(nn.Module):
         return self.classifier(self.pool(self.features(x)).flatten(1))
 
     def width_hints(self, plan: Plan) -> None:
-        """The paper's scaling: rounded block widths are expanded, the last layer stays whole."""
+        """Scale as the paper does: expand rounded block widths, and keep the last layer whole."""
         for index, block in enumerate(self.features):
             if isinstance(block, InvertedResidual) and block.expansion != 1:
                 name = f"features.{index}.layers.0.0"
@@ -85,9 +85,9 @@ def mobilenet_v2(
     Args:
         num_classes: outputs of the classifier.
         in_channels: 3 for colour, 1 for grey images.
-        total_stride: how far the features are scaled down: 32 for images of about 224 px; 16 or 8
-            (the first strides dropped) for small ones, 8 for CIFAR's 32 px.
-        strides: instead, those of the stem and of the stages with 24, 32, 64 and 160 channels, 1 or
-            2 each.
+        total_stride: input size divided by feature size: 32 for images of about 224 px; 16 or 8
+            (the first strides become 1) for small images, such as 8 for CIFAR's 32 px.
+        strides: instead, the strides of the stem and of the stages with 24, 32, 64 and 160
+            channels, 1 or 2 each.
     """
     return MobileNetV2(num_classes, in_channels, strides_of(total_stride, strides))

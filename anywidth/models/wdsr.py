@@ -21,7 +21,7 @@ def _convolution(in_channels: int, out_channels: int, kernel_size: int) -> nn.Co
 
 
 class WideBlock(nn.Module):
-    """A residual block whose activation sees `expansion` times the channels that are carried on."""
+    """A residual block whose activation has `expansion` times the channels of its input."""
 
     def __init__(self, channels: int, expansion: int) -> None:
         super().__init__()
@@ -62,11 +62,11 @@ class WDSR(nn.Module):
 
     @property
     def receptive_radius(self) -> int:
-        """How many input pixels to each side an output pixel depends on: the overlap tiles need."""
+        """Input pixels on each side that affect an output pixel: the overlap that tiles need."""
         return 2 * len(self.body) + 2
 
     def forward(self, images: Tensor) -> Tensor:
-        # Centred and stretched to about [-1, 1], where the default initialisation is at home.
+        # Centred and scaled to about [-1, 1], which suits the default initialisation.
         centred = (images - self.mean) * 2
         detail = self.shuffle(self.tail(self.body(self.head(centred))))
         return (detail + self.shuffle(self.skip(centred))) / 2 + self.mean
@@ -80,15 +80,15 @@ def wdsr(
     in_channels: int = 3,
     mean: Sequence[float] | None = None,
 ) -> WDSR:
-    """Build WDSR-A for one scale: images in [0, 1] come out `scale` times as high and as wide.
+    """Build WDSR-A for one scale: images in [0, 1] become `scale` times as high and as wide.
 
-    Arguments:
-        channels: channels carried from block to block; the paper's width n, 32 to 64.
+    Args:
+        channels: channels between blocks; the paper's width n, 32 to 64.
         blocks: residual blocks; the paper's network has 8.
         scale: 2, 3 or 4.
-        expansion: how much wider the activation inside a block is; 4 in WDSR-A.
+        expansion: channels inside a block, relative to `channels`; 4 in WDSR-A.
         in_channels: channels of the image.
-        mean: what is subtracted from each channel; by default that of DIV2K for RGB, else 0.5.
+        mean: subtracted from each channel; by default DIV2K's mean for RGB, else 0.5.
 
     Example:
         `wdsr(channels=32)(torch.rand(1, 3, 48, 48))` has shape (1, 3, 96, 96).
@@ -97,8 +97,8 @@ def wdsr(
         raise AnywidthError(f"scale={scale!r}: WDSR upscales by 2, 3 or 4. Pass scale=2, 3 or 4.")
     if channels == 1:
         raise AnywidthError(
-            "channels=1: a WDSR carries at least 2 channels from block to block, also one that is "
-            "trained at one width alone. Pass e.g. channels=16."
+            "channels=1: WDSR needs at least 2 channels between blocks, even if it is trained at "
+            "one width. Pass e.g. channels=16."
         )
     counts = {"channels": channels, "expansion": expansion, "in_channels": in_channels}
     for name, count in {**counts, "blocks": blocks}.items():
@@ -111,6 +111,6 @@ def wdsr(
     if len(mean) != in_channels:
         raise AnywidthError(
             f"mean={mean!r} has {len(mean)} values for in_channels={in_channels}: "
-            "pass one value a channel, or leave it out."
+            "pass one value per channel, or leave it out."
         )
     return WDSR(channels, blocks, scale, expansion, in_channels, mean)

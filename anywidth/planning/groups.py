@@ -20,28 +20,28 @@ __all__ = ["AttributeSlot", "Axis", "ChannelGroup", "CostTerm", "Plan", "Segment
 
 @dataclass
 class Plan:
-    """Which channels of a network shrink together; printable, editable, saved as JSON.
+    """Which channels of a network shrink together; can be printed, edited and saved as JSON.
 
-    Nothing in the network has changed yet: `anywidth.slimmable(model, plan)` applies it.
+    A plan does not change the network: `anywidth.slimmable(model, plan)` applies it.
 
     Args:
-        groups: by name, in the order of the network.
-        tensors: for each parameter and buffer by its `state_dict` name, its axes.
-        shapes: the full shape of each of those tensors.
-        parameters: those of them that are parameters.
-        attributes: module attributes that follow an axis (a number of heads, say).
-        costs: multiply-adds of one example, an operation each.
-        inputs: for each weight that output averaging scales, the index of its input axis.
-        outputs: for each convolution and linear layer in order, the axis it makes.
-        folds: (layer, batch norm) pairs where the norm alone reads the layer's output.
-        activations: (batch norm, module) pairs where the module, an activation, alone reads the
-            norm's output.
-        prologues: (batch norm, activation, convolution) where each alone reads what the one before
-            it gives.
-        rehearsed: whether what the graph leaves open about reshapes was seen at another width.
-        example: each argument the plan was made with: of tensors, the shape and dtype.
-        notes: what a reader should know of how the plan came to be.
-        widths: the range and divisor that `resolve` works with.
+        groups: the groups by name, in the order of the network.
+        tensors: the axes of each parameter and buffer, by its `state_dict` name.
+        shapes: the full shape of each of these tensors.
+        parameters: names of those tensors that are parameters.
+        attributes: module attributes that follow an axis, such as a number of heads.
+        costs: multiply-adds of one example, one entry per operation.
+        inputs: the index of the input axis of each weight that output averaging scales.
+        outputs: the axis that each convolution and linear layer makes, in order.
+        folds: (layer, batch norm) pairs in which only the norm reads the layer's output.
+        activations: (batch norm, activation) pairs in which only the activation reads the norm's
+            output.
+        prologues: (batch norm, activation, convolution) triples in which only the next one reads
+            each output.
+        rehearsed: whether reshapes that the graph leaves open were checked at another width.
+        example: the arguments the plan was made with: for tensors, the shape and dtype.
+        notes: remarks for the reader about how the plan was made.
+        widths: the range and divisor that `resolve` uses.
     """
 
     groups: dict[str, ChannelGroup]
@@ -64,10 +64,10 @@ class Plan:
     # ---- widths -----------------------------------------------------------------------------
 
     def resolve(self, width: Width | Mapping[str, float]) -> ChannelConfig:
-        """The channels that a width comes to.
+        """The channel configuration of a width.
 
         `width` is a float (the same fraction everywhere), a mapping from group names to
-        fractions (groups not named stay full), or a `ChannelConfig`, which is checked.
+        fractions (other groups stay full), or a `ChannelConfig`, which is checked.
         """
         if isinstance(width, ChannelConfig):
             config = self._in_order(width)
@@ -96,7 +96,8 @@ class Plan:
         if group.tied is not None:
             base, multiple = group.tied
             raise AnywidthError(
-                f"group {group.name!r} is tied to {multiple} times {base!r}: give {base!r} a width"
+                f"group {group.name!r} is tied to {multiple} times {base!r}: give a width for "
+                f"{base!r} instead"
             )
         if group.fixed is not None and fraction != 1.0:
             raise AnywidthError(
@@ -105,13 +106,13 @@ class Plan:
             )
 
     def _in_order(self, config: ChannelConfig) -> ChannelConfig:
-        """The configuration with its groups in the order of the network, if it has just those."""
+        """The configuration in the order of the network, if it has exactly its groups."""
         if tuple(config) == tuple(self.groups) or sorted(config) != sorted(self.groups):
             return config
         return ChannelConfig(tuple((name, config[name]) for name in self.groups))
 
     def check(self, config: ChannelConfig) -> None:
-        """Raises unless `config` is a configuration of this network."""
+        """Raise an error unless `config` is a configuration of this network."""
         if tuple(config) != tuple(self.groups):
             missing = [name for name in self.groups if name not in set(config)]
             unknown = [name for name in config if name not in self.groups]
@@ -153,22 +154,22 @@ class Plan:
         return self.resolve(self.widths.low)
 
     def lattice(self, count: int | None = None) -> list[ChannelConfig]:
-        """The distinct configurations that uniform widths come to, narrowest first.
+        """The distinct configurations of uniform widths, narrowest first.
 
-        With `count`, that many of them, evenly spread, the two ends included.
+        With `count`, so many of them, evenly spread, including both ends.
         """
         found = list(self._uniform())
         if count is None:
             return found
         if whole_number(count) is None or count < 2:
-            raise AnywidthError(f"a lattice of {count!r} widths: expected at least 2 (the ends)")
+            raise AnywidthError(f"lattice of {count!r} widths: expected at least 2 (both ends)")
         if count >= len(found):
             return found
         last = len(found) - 1
         return [found[round(i * last / (count - 1))] for i in range(count)]
 
     def distinct_widths(self) -> list[float]:
-        """A width for each configuration of `lattice`, with as few decimals as tell it apart."""
+        """One width per configuration of `lattice`, with as few decimals as possible."""
         ends = {self.narrowest: self.widths.low, self.widest: self.widths.high}
         return [
             ends[config] if config in ends else self._short_width(config, (low + high) / 2)
@@ -176,14 +177,14 @@ class Plan:
         ]
 
     def _uniform(self) -> dict[ChannelConfig, tuple[float, float]]:
-        """Each configuration that uniform widths come to, and widths near both of its ends."""
+        """Each configuration of uniform widths, and widths near both ends of its interval."""
         low, high = self.widths.low, self.widths.high
         edges = {low, high}
         for group in self.elastic():
             size = group.channels
             for active in range(1, size + 1):
-                # round_channels changes only where channels + divisor/2 crosses a multiple or
-                # at the 90 % rule: both lie on halves of channels or on active / 0.9.
+                # round_channels changes if channels + divisor/2 crosses a multiple, or by the
+                # 90 % rule: at halves of channels or at active / 0.9.
                 for edge in ((active - 0.5) / size, active / size, active / (0.9 * size)):
                     if low < edge < high:
                         edges.add(edge)
@@ -208,7 +209,7 @@ class Plan:
     # ---- sizes ------------------------------------------------------------------------------
 
     def axis_size(self, axis: Sequence[Segment], config: ChannelConfig) -> int:
-        """How many entries of an axis are active."""
+        """The number of active entries of an axis."""
         return sum(config[s.group] // self.groups[s.group].unit * s.per_unit for s in axis)
 
     def axis_ranges(
@@ -228,7 +229,7 @@ class Plan:
         return tuple(ranges)
 
     def macs(self, config: ChannelConfig) -> int:
-        """Multiply-adds of one example at a configuration that is known to fit."""
+        """Multiply-adds of one example at a valid configuration."""
         units = {name: active // self.groups[name].unit for name, active in config.items()}
         total = 0
         for term in self.costs:
@@ -245,7 +246,7 @@ class Plan:
             ordered = sorted(self.groups)
             near = ordered[max(0, bisect.bisect(ordered, str(name)) - 2) :][:4]
             raise AnywidthError(
-                f"no group {name!r} in this plan; near it are {near}, and print(plan) lists all"
+                f"no group {name!r} in this plan; similar names are {near} (print(plan) lists all)"
             )
         return self.groups[name]
 
@@ -269,12 +270,12 @@ class Plan:
         return found[0]
 
     def pin(self, name: str, reason: str = "pinned by the user") -> None:
-        """Keeps a group at its full size."""
+        """Keep a group at its full size."""
         self._check_editable()
         self.groups[name] = replace(self.group(name), fixed=reason, tied=None)
 
     def tie(self, name: str, base: str, multiple: int) -> None:
-        """Gives a group always `multiple` times the channels of another."""
+        """Give a group always `multiple` times the channels of another group."""
         self._check_editable()
         group, other = self.group(name), self.group(base)
         if group.fixed is not None:
@@ -294,8 +295,8 @@ class Plan:
             )
         if other.unit * times % group.unit:
             raise AnywidthError(
-                f"group {name!r} runs multiples of {group.unit} channels, and {multiple} times "
-                f"{base!r} is not always one"
+                f"group {name!r} needs a multiple of {group.unit} channels, and {multiple} times "
+                f"the channels of {base!r} is not always one"
             )
         seen = {name}
         link: str | None = base
@@ -308,27 +309,27 @@ class Plan:
         self.groups[name] = replace(group, tied=(base, times))
 
     def set_divisor(self, name: str, divisor: int) -> None:
-        """Rounds one group to its own divisor instead of the width range's."""
+        """Round one group to its own divisor instead of the width range's."""
         self._check_editable()
         checked = checked_divisor(divisor, f"group {name!r}")
         self.groups[name] = replace(self.group(name), divisor=checked)
 
     def copy(self) -> Plan:
-        """One that can be edited, also of the plan of a converted network."""
+        """A copy that can be edited, also if this is the plan of a converted network."""
         same = copy.deepcopy(self)
         same._is_applied = False
         return same
 
     def _check_editable(self) -> None:
-        # A network remembers what the widths it was set to came to.
+        # A network remembers the configurations of its widths.
         if self._is_applied:
             raise AnywidthError(
-                "this plan is of a converted network, which would not follow: edit a copy "
-                "(anywidth.plan_of(model).copy()) and convert the network anew with it"
+                "this plan belongs to a converted network, which would not follow an edit: edit a "
+                "copy (anywidth.plan_of(model).copy()) and convert the network again with it"
             )
 
     def base_first(self) -> list[str]:
-        """Group names, each after the one it is tied to."""
+        """Group names, each after the group it is tied to."""
         order: list[str] = []
         seen: set[str] = set()
 
@@ -355,16 +356,16 @@ class Plan:
         return sum(is_elastic(axis) for axis in self.outputs.values()), len(self.outputs)
 
     def can_narrow(self, name: str) -> bool:
-        """Whether a group, or the one it is tied to, is elastic."""
+        """Whether a group, or the group it is tied to, is elastic."""
         return self.groups[self.root(name)].fixed is None
 
     def root(self, name: str) -> str:
-        """The group at the end of a group's ties: itself if it has none."""
+        """The group at the end of the chain of ties; itself if it is not tied."""
         tied = self.group(name).tied
         return self.root(tied[0]) if tied else name
 
     def to_json(self) -> dict[str, Any]:
-        """What `json.dump` takes and `Plan.from_json` gives back."""
+        """Data for `json.dump`; `Plan.from_json` reads it."""
         return fields_to_json(vars(self))
 
     @staticmethod

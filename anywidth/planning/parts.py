@@ -1,4 +1,4 @@
-"""What a plan is made of: groups of channels, stretches of axes, costs, attributes that follow."""
+"""The parts of a plan: groups of channels, segments of axes, costs, attributes that follow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from anywidth.width import round_channels
 
 
 class Segment(NamedTuple):
-    """A stretch of an axis: `per_unit` entries for every `unit` active channels of a group."""
+    """A part of an axis: `per_unit` entries per `unit` active channels of a group."""
 
     group: str
     per_unit: int
@@ -20,8 +20,8 @@ class Segment(NamedTuple):
 Axis = tuple[Segment, ...] | None
 
 
-# An argument of the network as a plan keeps it: a tensor's shape and dtype; {"value": ...} for a
-# number, text or None; {"type": ...} for what is not kept.
+# An argument of the network in a plan: a tensor's shape and dtype; {"value": ...} for a number,
+# text or None; {"type": ...} for anything else.
 Example = tuple[tuple[int, ...], str] | dict[str, Any]
 
 
@@ -30,16 +30,16 @@ class ChannelGroup:
     """Channels that must be narrowed together.
 
     Args:
-        name: the layer that makes these channels first.
-        channels: how many there are at full width.
-        unit: active counts are multiples of this (a head, or the channels of one convolution
-            group); 1 for ordinary channels.
-        divisor: rounding for this group alone; None takes the width range's. One larger than
-            the group is as good as 1.
-        fixed: why the group always runs in full; None where it is elastic.
+        name: the first layer that makes these channels.
+        channels: their number at full width.
+        unit: active counts are multiples of this: the channels of a head or of one convolution
+            group; 1 for ordinary channels.
+        divisor: rounding for this group; None uses the width range's. A divisor larger than the
+            group acts like 1.
+        fixed: the reason why the group always stays whole; None if it is elastic.
         tied: (other group, multiple): this group has `multiple` times the other's channels.
         makers: layers whose output these channels are.
-        readers: layers that take them as input.
+        readers: layers that read them as input.
     """
 
     name: str
@@ -52,7 +52,7 @@ class ChannelGroup:
     readers: tuple[str, ...] = ()
 
     def round(self, channels: float, divisor: int) -> int:
-        """The nearest count this group may have, by the rounding rule; all stay all."""
+        """The nearest allowed number of channels; the full number is never rounded."""
         if channels >= self.channels:
             return self.channels
         step = self.divisor or divisor
@@ -75,9 +75,9 @@ class CostTerm:
 
 @dataclass(frozen=True)
 class AttributeSlot:
-    """A whole-number attribute of a module that follows the size of an axis.
+    """An integer attribute of a module that follows the size of an axis.
 
-    With `index`, the attribute is a tuple and one of its entries follows.
+    With `index`, the attribute is a tuple and the entry at `index` follows.
     """
 
     module: str

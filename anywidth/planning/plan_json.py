@@ -1,4 +1,4 @@
-"""A plan's fields as JSON and back."""
+"""The fields of a plan to and from JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VERSION = 1
 
 
 def fields_to_json(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """What `json.dump` takes, from the fields of a plan by name."""
+    """Data for `json.dump`, from the fields of a plan by name."""
     widths: WidthRange = plan["widths"]
     return {
         "version": VERSION,
@@ -46,12 +46,12 @@ def fields_to_json(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fields_from_json(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a plan by name; a clear error where the data is not a plan's."""
+    """The fields of a plan by name; raises if the data is not a plan."""
     version = data.get("version") if isinstance(data, Mapping) else None
     if version != VERSION:
         raise AnywidthError(
-            f"a plan of version {version!r}: expected version {VERSION}, what plan.to_json() "
-            "of this version of anywidth gives"
+            f"plan of version {version!r}: expected version {VERSION}, as plan.to_json() of this "
+            "version of anywidth writes it"
         )
     try:
         groups = [_group_from_json(group) for group in data["groups"]]
@@ -88,8 +88,8 @@ def fields_from_json(data: Mapping[str, Any]) -> dict[str, Any]:
         }
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise AnywidthError(
-            f"a damaged plan: {type(error).__name__}: {error}. "
-            "Make it anew with anywidth.plan(model, example_input)"
+            f"damaged plan: {type(error).__name__}: {error}. "
+            "Make it again with anywidth.plan(model, example_input)"
         ) from error
 
 

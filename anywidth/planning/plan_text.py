@@ -1,4 +1,4 @@
-"""A plan as a table for people."""
+"""A plan as a readable table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def plan_to_text(
     notes: Sequence[str],
     macs: Sequence[tuple[float, int]],
 ) -> str:
-    """Groups, their layers, what is fixed and why, and multiply-adds at a few widths."""
+    """The groups with their layers and reasons to be fixed, and multiply-adds at a few widths."""
     elastic, layers = elastic_layers
     lines = [f"{elastic} of {layers} convolution and linear layers have an elastic output", ""]
     rows = [("group", "channels", "made by", "read by", "")]
