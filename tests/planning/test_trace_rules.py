@@ -142,15 +142,15 @@ def test_solver_merges_with_multiplicities() -> None:
     solver = Solver()
     flat, heads = solver.new(12), solver.new(3)
     solver.unify(flat, tuple((v, 4) for v, _ in heads), "")
-    assert solver.expand(flat) == tuple((v, 4) for v, _ in solver.expand(heads))
-    assert solver.size(solver.expand(flat)) == 12
+    assert solver.pieces(flat) == tuple((v, 4) for v, _ in solver.pieces(heads))
+    assert solver.size(solver.pieces(flat)) == 12
 
 
 def test_solver_cuts_where_the_other_axis_does() -> None:
     solver = Solver()
     whole, left, right = solver.new(10), solver.new(4), solver.new(6)
     solver.unify(whole, left + right, "")
-    assert solver.expand(whole) == solver.expand(left) + solver.expand(right)
+    assert solver.pieces(whole) == solver.pieces(left) + solver.pieces(right)
 
 
 def test_solver_fixes_what_meets_a_constant() -> None:
@@ -158,16 +158,16 @@ def test_solver_fixes_what_meets_a_constant() -> None:
     axis, other = solver.new(8), solver.new(8)
     solver.unify(axis, other, "")
     assert solver.unify(other, None, "for a reason") is None
-    assert solver.fixed(solver.expand(axis)[0][0]) == "for a reason"
+    assert solver.fixed(solver.pieces(axis)[0][0]) == "for a reason"
 
 
 def test_solver_does_not_cut_a_unit() -> None:
     solver = Solver()
     axis = tuple((v, 4) for v, _ in solver.new(3))
-    before = solver.expand(axis)
+    before = solver.pieces(axis)
     with pytest.raises(Unsplittable):
         solver.cut(axis, [6, 6])
-    assert solver.expand(axis) == before
+    assert solver.pieces(axis) == before
     assert [solver.size(part) for part in solver.cut(axis, [4, 8])] == [4, 8]
 
 
@@ -177,5 +177,5 @@ def test_solver_gives_up_on_units_that_do_not_fit() -> None:
     first = tuple((v, 3) for v, _ in threes) + solver.new(1)
     second = tuple((v, 2) for v, _ in twos) + solver.new(1)
     solver.unify(first, second, "odd")
-    sizes = [solver.size(solver.expand(axis)) for axis in (first, second)]
+    sizes = [solver.size(solver.pieces(axis)) for axis in (first, second)]
     assert sizes == [7, 7]

@@ -9,18 +9,18 @@ from torch.fx import Node
 
 from anywidth.planning.groups import AttributeSlot, Axis, ChannelGroup, CostTerm, Plan, Segment
 from anywidth.planning.trace.attributes import attribute_slots, divide
-from anywidth.planning.trace.solver import Pieces, TracedAxis
-from anywidth.planning.trace.value import Context, Traced
+from anywidth.planning.trace.solver import TracedAxis
+from anywidth.planning.trace.trace_findings import Findings, Product
 
 # For each operation whose sizes are guessed: the full shape and the axes of each of its results.
 Guesses = dict[Node, list[tuple[tuple[int, ...], tuple[Axis, ...]]]]
 
 
-def build_plan(context: Context, tensors: dict[str, Traced]) -> tuple[Plan, Guesses]:
-    solver = context.solver
-    names, units = _name_groups(context, tensors)
-    makers = _layers_by_variable(context, context.makers)
-    readers = _layers_by_variable(context, context.readers)
+def build_plan(found: Findings) -> tuple[Plan, Guesses]:
+    solver, model = found.solver, found.known.model
+    names, units = _name_groups(found)
+    makers = _layers_by_variable(found, [(maker.layer, maker.axis) for maker in found.makers])
+    readers = _layers_by_variable(found, found.readers)
     groups = {}
     for variable, name in names.items():
         count, unit = solver.units(variable), units[variable]
@@ -38,8 +38,8 @@ def build_plan(context: Context, tensors: dict[str, Traced]) -> tuple[Plan, Gues
             )
 
     def axis_of(axis: TracedAxis) -> Axis:
-        """None where nothing of the axis can ever narrow."""
-        pieces = solver.expand(axis or ())
+        """None if nothing of the axis can ever narrow."""
+        pieces = solver.pieces(axis)
         elastic = any(solver.fixed(variable) is None for variable, _ in pieces)
         return tuple(Segment(group_for(v), m) for v, m in pieces) if elastic else None
 
@@ -53,36 +53,38 @@ def build_plan(context: Context, tensors: dict[str, Traced]) -> tuple[Plan, Gues
             groups[name] = ChannelGroup(name, size, units[variable], fixed=solver.fixed(variable))
         return name
 
-    def cost_of(layer: str, factor: int, axes: Sequence[Pieces], is_batched: bool) -> CostTerm:
-        kept = [(axis, axis_of(axis)) for axis in axes]
-        whole = math.prod(solver.size(solver.expand(a)) for a, segments in kept if segments is None)
+    def cost_of(product: Product) -> CostTerm:
+        kept = [(axis, axis_of(axis)) for axis in product.axes]
+        whole = math.prod(solver.size(axis) for axis, segments in kept if segments is None)
         elastic = [segments for _, segments in kept if segments is not None]
-        examples = context.batch if is_batched else 1
-        return CostTerm(layer, *_once_an_example(factor * whole, elastic, examples))
+        examples = found.known.batch if product.is_batched else 1
+        factor, axes = _once_an_example(product.factor * whole, elastic, examples)
+        return CostTerm(product.layer, factor, axes)
 
-    axes = {name: tuple(axis_of(a) for a in value.axes) for name, value in tensors.items()}
-    bound = dict.fromkeys(
-        AttributeSlot(path, name, segments, place)
-        for path, name, axis, place in context.attributes
-        if (segments := axis_of(axis)) is not None
+    axes = {name: tuple(axis_of(a) for a in value.axes) for name, value in found.tensors.items()}
+    followers = dict.fromkeys(
+        AttributeSlot(follower.path, follower.attribute, segments, follower.place)
+        for follower in found.followers
+        if (segments := axis_of(follower.axis)) is not None
     )
     plan = Plan(
         groups=groups,
         tensors=axes,
-        shapes={name: value.shape for name, value in tensors.items()},
-        parameters=tuple(name for name, _ in context.model.named_parameters() if name in tensors),
-        attributes=[*bound, *attribute_slots(context.model, axes)],
-        costs=[cost_of(*term) for term in context.costs],
-        inputs=dict(context.inputs),
-        outputs={layer: axis_of(axis) for layer, axis in context.makers},
-        folds=list(context.folds),
+        shapes={name: value.shape for name, value in found.tensors.items()},
+        parameters=tuple(name for name, _ in model.named_parameters() if name in found.tensors),
+        attributes=[*followers, *attribute_slots(model, axes)],
+        costs=[cost_of(product) for product in found.products],
+        inputs=dict(found.inputs),
+        outputs={maker.layer: axis_of(maker.axis) for maker in found.makers},
+        folds=list(found.folds),
+        notes=_notes(found),
     )
     guesses = {
         node: [
             (value.shape, tuple(axis_of(axis) for axis in value.axes))
             for value in (result if isinstance(result, list) else [result])
         ]
-        for node, result in context.guesses.items()
+        for node, result in found.guesses.items()
     }
     narrowing = {
         node: results
@@ -90,6 +92,14 @@ def build_plan(context: Context, tensors: dict[str, Traced]) -> tuple[Plan, Gues
         if any(axis is not None for _, axes in results for axis in axes)
     }
     return plan, narrowing
+
+
+def _notes(found: Findings) -> list[str]:
+    notes = [f"not counted: {op}" for op in found.uncounted]
+    if found.moving:
+        places = ", ".join(dict.fromkeys(found.moving))
+        notes.append(f"{places}: later parts are other channels at other widths")
+    return notes
 
 
 def _once_an_example(
@@ -113,40 +123,38 @@ def _once_an_example(
 
 
 def _layers_by_variable(
-    context: Context, listed: Sequence[tuple[str, TracedAxis]]
+    found: Findings, listed: Sequence[tuple[str, TracedAxis]]
 ) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = {}
+    layers: dict[int, list[str]] = {}
     for layer, axis in listed:
-        for variable, _ in context.solver.expand(axis or ()):
-            if layer not in found.setdefault(variable, []):
-                found[variable].append(layer)
-    return found
+        for variable, _ in found.solver.pieces(axis):
+            if layer not in layers.setdefault(variable, []):
+                layers[variable].append(layer)
+    return layers
 
 
-def _name_groups(
-    context: Context, tensors: dict[str, Traced]
-) -> tuple[dict[int, str], dict[int, int]]:
+def _name_groups(found: Findings) -> tuple[dict[int, str], dict[int, int]]:
     """A name for every variable that is left, and the channels in one unit of it.
 
     A group is called after the layer that makes it first. Its unit is the number of channels
     that one unit is in the output of a layer, so that its size is the one a reader expects.
     """
-    solver = context.solver
+    pieces = found.solver.pieces
     units: dict[int, int] = {}
-    for _, axis in context.makers:
-        for variable, m in solver.expand(axis or ()):
+    for maker in found.makers:
+        for variable, m in pieces(maker.axis):
             units[variable] = max(units.get(variable, 0), m)
     made = set(units)
-    for value in tensors.values():
+    for value in found.tensors.values():
         for axis in value.axes:
-            for variable, m in solver.expand(axis or ()):
+            for variable, m in pieces(axis):
                 if variable not in made:
                     units[variable] = math.gcd(units.get(variable, 0), m)
     names: dict[int, str] = {}
     taken: set[str] = set()
 
     def give(axis: TracedAxis, base: str) -> None:
-        variables = list(dict.fromkeys(variable for variable, _ in solver.expand(axis or ())))
+        variables = list(dict.fromkeys(variable for variable, _ in pieces(axis)))
         fresh = [v for v in variables if v not in names and v in units]
         for variable in fresh:
             name = base if len(fresh) == 1 else f"{base}[{variables.index(variable)}]"
@@ -155,9 +163,9 @@ def _name_groups(
             taken.add(name)
             names[variable] = name
 
-    for layer, axis in context.makers:
-        give(axis, layer or "output")
-    for name, value in tensors.items():
+    for maker in found.makers:
+        give(maker.axis, maker.layer or "output")
+    for name, value in found.tensors.items():
         for i, axis in enumerate(value.axes):
             give(axis, f"{name}:{i}")
     return names, units

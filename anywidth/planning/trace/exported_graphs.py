@@ -7,6 +7,7 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,30 +21,51 @@ from anywidth.modes import modes_kept
 _TALKATIVE = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 
 
-def export_graphs(model: nn.Module, inputs: tuple[Any, ...]) -> dict[bool, Any]:
-    """The graph in evaluation mode, whose cost counts; then the one in training mode if needed.
+class Exports:
+    """A network's graphs in evaluation and in training mode, each exported once, when asked for."""
 
-    Needed it is where parameters or buffers wait for training (auxiliary heads), or evaluation
-    cannot be exported. The keys say whether a graph is that of training.
-    """
-    graphs: dict[bool, Any] = {}
-    errors: list[str] = []
-    for training in (False, True):
-        try:
-            graphs[training] = export_in_mode(model, inputs, training)
-        except Exception as error:
-            lines = str(error).strip().splitlines() or ["no message"]
-            errors.append(f"{type(error).__name__}: {lines[0]}")
-        if False in graphs and not unused(model, graphs[False]):
-            break
-    if graphs:
-        return graphs
-    shapes = [tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in inputs]
-    raise AnywidthError(
-        f"{type(model).__name__} could not be exported with the example input {shapes}: "
-        f"{errors[0]}. Check that model(*example_input) runs, with a batch of at least 2, and "
-        "that forward() does not branch on the values of tensors"
-    )
+    def __init__(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.model = model
+        self.inputs = inputs
+        self._graphs: dict[bool, Any] = {}
+        self._errors: list[str] = []
+
+    def get(self, training: bool) -> Any:
+        """The graph in a mode; None if it cannot be exported."""
+        if training not in self._graphs:
+            self._graphs[training] = None
+            try:
+                self._graphs[training] = export_in_mode(self.model, self.inputs, training)
+            except Exception as error:
+                lines = str(error).strip().splitlines() or ["no message"]
+                self._errors.append(f"{type(error).__name__}: {lines[0]}")
+        return self._graphs[training]
+
+    @cached_property
+    def traced(self) -> dict[bool, Any]:
+        """The graphs to read, by whether they are those of training: evaluation first.
+
+        Training is read too if parameters or buffers wait for it (auxiliary heads), or if
+        evaluation cannot be exported.
+        """
+        evaluation = self.get(False)
+        if evaluation is not None and not unused(self.model, evaluation):
+            return {False: evaluation}
+        found = {training: self.get(training) for training in (False, True)}
+        graphs = {training: graph for training, graph in found.items() if graph is not None}
+        if graphs:
+            return graphs
+        shapes = [tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in self.inputs]
+        raise AnywidthError(
+            f"{type(self.model).__name__} could not be exported with the example input {shapes}: "
+            f"{self._errors[0]}. Check that model(*example_input) runs, with a batch of at least "
+            "2, and that forward() does not branch on the values of tensors"
+        )
+
+    @property
+    def first(self) -> Any:
+        """The graph whose costs count: that of evaluation if there is one."""
+        return next(iter(self.traced.values()))
 
 
 def export_in_mode(model: nn.Module, inputs: tuple[Any, ...], training: bool) -> Any:
@@ -104,18 +126,3 @@ def unused(model: nn.Module, exported: Any) -> set[str]:
     names = {name for name, _ in model.named_parameters()}
     names |= {name for name, buffer in model.named_buffers() if buffer.dim() > 0}
     return names - used
-
-
-def updated_buffers(model: nn.Module, exported: Any) -> set[str]:
-    """The names of buffers that a pass over a graph changes, torch's own norms' aside."""
-    held = held_tensors(model, exported)
-    found = set()
-    for node in exported.graph.nodes:
-        arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
-        if arguments and arguments[0].is_write:
-            changed = node.args[0]
-            while changed.op == "call_function" and changed.all_input_nodes:
-                changed = changed.all_input_nodes[0]  # a part of it, say
-            if changed.name in held:
-                found.add(held[changed.name])
-    return found

@@ -1,47 +1,74 @@
-"""Which operations alone read what a batch norm gives."""
+"""Which operations alone read what a layer or a batch norm gives."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
 from torch.fx import Node
 
-from anywidth.planning.trace.exported_graphs import export_in_mode
+from anywidth.planning.trace.exported_graphs import Exports
 from anywidth.planning.trace.nodes import layer_of, nodes_of, op_name
+from anywidth.planning.trace.trace_findings import Maker
 
 ACTIVATIONS = ("relu", "relu6", "hardtanh", "silu", "hardswish")
 
+Pairs = list[tuple[str, str]]
+Chains = list[tuple[str, str, str]]
 
-def joined_in_training(
-    model: nn.Module, inputs: tuple[Any, ...]
-) -> tuple[list[tuple[str, str]], list[tuple[str, str, str]]]:
-    """(batch norm, what alone reads it) in training, where more may come between or read along.
 
-    Second, those with the convolution that alone reads what the reader gives.
+def folds(makers: Sequence[Maker], exported: Any) -> Pairs:
+    """(layer, batch norm) where nothing but the norm reads the layer's output.
+
+    `makers` are the calls of layers in this graph alone.
     """
-    try:
-        exported = export_in_mode(model, inputs, training=True)
-    except Exception:
+    times = Counter(maker.layer for maker in makers)
+    layers = {m.node: m.layer for m in makers if m.can_fold and m.layer and times[m.layer] == 1}
+    found = []
+    for norm in _norms(exported):
+        read = norm.args[0]
+        if isinstance(read, Node) and read in layers and len(read.users) == 1 and layer_of(norm):
+            found.append((layers[read], layer_of(norm)))
+    return found
+
+
+def activations_and_prologues(exports: Exports) -> tuple[Pairs, Chains]:
+    """(batch norm, activation), and those with the convolution that alone reads the activation.
+
+    They are joined in training, where more may come between or read along.
+    """
+    graph = exports.first
+    pairs = [
+        (layer_of(norm), layer_of(reader))
+        for norm, reader in _read_alone(graph)
+        if op_name(reader.target) in ACTIVATIONS and layer_of(norm) and layer_of(reader)
+    ]
+    training = exports.get(True) if pairs else None
+    if training is None:
         return [], []  # nothing is known, so nothing is joined
-    pairs = [(layer_of(norm), layer_of(reader)) for norm, reader in _read_alone(exported)]
-    return pairs, prologues(exported)
+    joined = {(layer_of(norm), layer_of(reader)) for norm, reader in _read_alone(training)}
+    chains = set(_prologues(training))
+    return (
+        [pair for pair in pairs if pair in joined],
+        [chain for chain in _prologues(graph) if chain in chains and chain[:2] in joined],
+    )
+
+
+def _norms(exported: Any) -> list[Node]:
+    """Batch norms that are called once."""
+    nodes = nodes_of(exported.graph_module)
+    norms = [node for node in nodes if op_name(node.target) == "batch_norm"]
+    times = Counter(layer_of(norm) for norm in norms)
+    return [norm for norm in norms if times[layer_of(norm)] == 1]
 
 
 def _read_alone(exported: Any) -> list[tuple[Node, Node]]:
     """Batch norms that are called once, each with the one operation that reads its output."""
-    nodes = nodes_of(exported.graph_module)
-    norms = [node for node in nodes if op_name(node.target) == "batch_norm"]
-    times = Counter(layer_of(norm) for norm in norms)
-    return [
-        (norm, next(iter(norm.users)))
-        for norm in norms
-        if times[layer_of(norm)] == len(norm.users) == 1
-    ]
+    return [(norm, next(iter(norm.users))) for norm in _norms(exported) if len(norm.users) == 1]
 
 
-def prologues(exported: Any) -> list[tuple[str, str, str]]:
+def _prologues(exported: Any) -> Chains:
     """(batch norm, activation, convolution), each alone in reading what the one before gives."""
     nodes = nodes_of(exported.graph_module)
     convolutions = Counter(layer_of(node) for node in nodes if op_name(node.target) == "conv2d")

@@ -3,12 +3,16 @@
 An axis is a tuple of (variable, multiplicity) pairs: a variable of n units with multiplicity m
 stands for n * m entries of the axis, m neighbours for each unit. `None` is an axis that never
 changes. Narrowing a variable to its first k units narrows the stretch to its first k * m entries.
+
+Merging and splitting replaces variables. An axis that names replaced ones stays valid: `pieces`
+gives what it stands for now, and whatever looks inside an axis asks for that first.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 Pieces = tuple[tuple[int, int], ...]
 TracedAxis = Pieces | None
@@ -16,6 +20,11 @@ TracedAxis = Pieces | None
 
 class Unsplittable(Exception):
     """A cut falls inside a unit."""
+
+
+def scaled(axis: TracedAxis, times: int) -> TracedAxis:
+    """The axis with each entry become `times` neighbours."""
+    return None if axis is None else tuple((variable, m * times) for variable, m in axis)
 
 
 class Solver:
@@ -32,31 +41,39 @@ class Solver:
             self._fixed[variable] = fixed
         return ((variable, 1),)
 
-    def expand(self, axis: Pieces) -> Pieces:
-        """The axis in variables that nothing has replaced yet."""
+    def pieces(self, axis: TracedAxis) -> Pieces:
+        """The axis in variables that nothing has replaced; of a constant, none."""
         result: list[tuple[int, int]] = []
-        for variable, multiplicity in axis:
+        for variable, multiplicity in axis or ():
             if variable in self._became:
-                parts = self.expand(self._became[variable])
-                self._became[variable] = parts
+                parts = self._became[variable] = self.pieces(self._became[variable])
                 result += [(part, m * multiplicity) for part, m in parts]
             else:
                 result.append((variable, multiplicity))
         return tuple(result)
 
+    def variables(self, axes: Iterable[TracedAxis]) -> set[int]:
+        return {variable for axis in axes for variable, _ in self.pieces(axis)}
+
     def units(self, variable: int) -> int:
         return self._units[variable]
 
-    def size(self, axis: Pieces) -> int:
-        return sum(self._units[variable] * m for variable, m in axis)
+    def size(self, axis: TracedAxis) -> int:
+        return sum(self._units[variable] * m for variable, m in self.pieces(axis))
+
+    def repeated_part(self, axis: TracedAxis, times: int) -> TracedAxis:
+        """What an axis is `times` times over, one after the other; None if it is no such axis."""
+        pieces = self.pieces(axis)
+        part = pieces[: len(pieces) // times]
+        return part if part and pieces == part * times else None
 
     def fixed(self, variable: int) -> str | None:
-        """Why the variable never narrows; None where it may."""
+        """Why the variable never narrows; None if it may."""
         return self._fixed.get(variable)
 
     def fix(self, axis: TracedAxis, reason: str) -> None:
         """Keeps every channel of an axis; the first reason given stays."""
-        for variable, _ in self.expand(axis or ()):
+        for variable, _ in self.pieces(axis):
             self._fixed.setdefault(variable, reason)
 
     def unify(
@@ -64,16 +81,14 @@ class Solver:
     ) -> TracedAxis:
         """Makes two axes of one size shrink together.
 
-        `reason` is kept where one is constant, `uneven` where one begins inside the other's units.
+        `reason` is kept if one is constant, `uneven` if one begins inside the other's units.
         """
         if first is None or second is None:
             self.fix(first, reason)
             self.fix(second, reason)
             return None
-        left, right = list(self.expand(first)), list(self.expand(second))
+        left, right = self.pieces(first), self.pieces(second)
         while left and right:
-            # Merging two variables may change the heads further on.
-            left, right = list(self.expand(tuple(left))), list(self.expand(tuple(right)))
             (a, m), (b, n) = left[0], right[0]
             size_a, size_b = self._units[a] * m, self._units[b] * n
             try:
@@ -88,16 +103,18 @@ class Solver:
                 self.fix(first, uneven)
                 self.fix(second, uneven)
                 return None
-        return self.expand(first)
+            # Either may have replaced a variable that comes again further on.
+            left, right = self.pieces(left), self.pieces(right)
+        return first
 
-    def cut(self, axis: Pieces, sizes: Sequence[int]) -> list[Pieces]:
+    def cut(self, axis: TracedAxis, sizes: Sequence[int]) -> list[Pieces]:
         """The axis in consecutive parts of the given sizes; may split variables in two.
 
-        Raises Unsplittable, with nothing changed, where a cut falls inside a unit.
+        Raises Unsplittable, with nothing changed, if a cut falls inside a unit.
         """
         self._check_cuts(axis, sizes)
         parts: list[Pieces] = []
-        rest = list(self.expand(axis))
+        rest = self.pieces(axis)
         for size in sizes:
             part: list[tuple[int, int]] = []
             while size > 0:
@@ -105,17 +122,22 @@ class Solver:
                 length = self._units[variable] * m
                 if length > size:
                     self._cut(variable, m, size)
-                    rest = list(self.expand(tuple(rest)))
+                    rest = self.pieces(rest)
                     continue
-                part.append(rest.pop(0))
+                part.append(rest[0])
+                rest = rest[1:]
                 size -= length
             parts.append(tuple(part))
-        return [self.expand(part) for part in parts]
+        return parts
 
-    def _check_cuts(self, axis: Pieces, sizes: Sequence[int]) -> None:
-        edges = {sum(sizes[: i + 1]) for i in range(len(sizes))}
+    def ends(self, axis: TracedAxis) -> set[int]:
+        """Where the pieces of an axis end."""
+        return set(itertools.accumulate(self._units[v] * m for v, m in self.pieces(axis)))
+
+    def _check_cuts(self, axis: TracedAxis, sizes: Sequence[int]) -> None:
+        edges = set(itertools.accumulate(sizes))
         start = 0
-        for variable, m in self.expand(axis):
+        for variable, m in self.pieces(axis):
             end = start + self._units[variable] * m
             if any(start < edge < end and (edge - start) % m for edge in edges):
                 raise Unsplittable

@@ -1,0 +1,195 @@
+"""The operation that a trace is at: what a rule sees of it, and how the rule says what it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Node
+
+from anywidth.planning.trace.solver import Pieces, Solver, TracedAxis, Unsplittable, scaled
+from anywidth.planning.trace.trace_findings import Findings, Follower, Maker, Misreading, Product
+from anywidth.planning.trace.value import Traced, shape_of
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """One operation of the graph.
+
+    Args:
+        found: what has been found up to here; rules add to it.
+        op: the operation's name.
+        layer: the module it is called in.
+        meta: what it gives, as the graph shows it.
+        node: its place in the graph.
+        is_batched: whether it depends on the network's input, or on parameters alone.
+    """
+
+    found: Findings
+    op: str
+    layer: str
+    meta: Any = None
+    node: Node | None = None
+    is_batched: bool = True
+
+    @property
+    def solver(self) -> Solver:
+        return self.found.solver
+
+    @property
+    def module(self) -> nn.Module:
+        """The module around the operation."""
+        return self.found.known.model.get_submodule(self.layer)
+
+    @property
+    def place(self) -> str:
+        """The operation, and the layer it is in."""
+        return f"{self.op} of {self.layer}" if self.layer else self.op
+
+    @property
+    def misreading(self) -> Misreading | None:
+        """What a rehearsal showed, if the result was guessed wrong before."""
+        return None if self.node is None else self.found.known.misread.get(self.node)
+
+    # ---- the result -------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return shape_of(self.meta)
+
+    def output(self, axes: Sequence[TracedAxis], meta: Any = None) -> Traced:
+        """The result, or one of them; its shape is read from the graph."""
+        shape = shape_of(self.meta if meta is None else meta)
+        return Traced(shape, tuple(a if n > 1 else None for a, n in zip(axes, shape, strict=True)))
+
+    def outputs(self, axes: Sequence[TracedAxis]) -> Any:
+        """The result of an operation that may return several tensors of one shape."""
+        if isinstance(self.meta, torch.Tensor):
+            return self.output(axes)
+        return [self.output(axes, meta) for meta in self.meta]
+
+    def guess(self) -> None:
+        """Has the result checked by a rehearsal."""
+        if self.node is not None:
+            self.found.guesses[self.node] = None
+
+    # ---- what shrinks with what -------------------------------------------------------------
+
+    def unify(self, first: TracedAxis, second: TracedAxis) -> TracedAxis:
+        constant = f"meets an axis of constant size in {self.place}"
+        return self.solver.unify(first, second, constant, self._uneven)
+
+    def fix(self, values: Any, reason: str) -> None:
+        """Keeps every axis of a tensor, or of several."""
+        if isinstance(values, Traced):
+            for axis in values.axes:
+                self.solver.fix(axis, reason)
+        elif isinstance(values, list | tuple):
+            for value in values:
+                self.fix(value, reason)
+
+    def closed(self, value: Traced, dims: Iterable[int], why: str) -> list[TracedAxis]:
+        """The axes of a tensor, of which the operation leaves some dimensions no first channels."""
+        axes = list(value.axes)
+        for dim in dims:
+            self.solver.fix(axes[dim], f"{why} by {self.place}")
+            axes[dim] = None
+        return axes
+
+    def broadcast(self, values: Sequence[Any], shape: Sequence[int]) -> list[TracedAxis]:
+        """Axes of an elementwise result: what meets must shrink together."""
+        axes: list[TracedAxis] = [None] * len(shape)
+        for position in range(1, len(shape) + 1):
+            met = [
+                v.axes[-position]
+                for v in values
+                if isinstance(v, Traced)
+                and len(v.shape) >= position
+                and v.shape[-position] == shape[-position] > 1
+            ]
+            for axis in met[1:]:
+                self.unify(met[0], axis)
+            if met:
+                axes[-position] = met[0]
+        return axes
+
+    def in_units(self, axis: TracedAxis, count: int, size: int) -> Pieces:
+        """An axis of `count` entries, each of which is `size` neighbours of the given one."""
+        found = self.solver.new(count)
+        self.unify(axis, scaled(found, size))
+        return found
+
+    def parts(self, axis: Pieces, sizes: Sequence[int]) -> Sequence[TracedAxis] | None:
+        """Consecutive parts: equal ones, or some that end where pieces of the axis do."""
+        if len(set(sizes)) == 1:
+            return self.equal_parts(axis, len(sizes))
+        ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+        return self.solver.cut(axis, sizes) if self.solver.ends(axis).issuperset(ends) else None
+
+    def equal_parts(self, axis: Pieces, count: int) -> Sequence[TracedAxis]:
+        """`count` equal parts of an axis that a layer will cut again at every width."""
+        try:
+            parts = self.solver.cut(axis, [self.solver.size(axis) // count] * count)
+        except Unsplittable:
+            pieces = self.solver.pieces(axis)
+            if len(pieces) == 1 and pieces[0][1] % count == 0:
+                self.found.moving.append(self.place)
+                return [((pieces[0][0], pieces[0][1] // count),)] * count
+            self.fix_uneven(axis)
+            return [None] * count
+        for part in parts[1:]:
+            self.unify(parts[0], part)
+        return parts
+
+    def fix_uneven(self, axis: TracedAxis) -> None:
+        """Keeps an axis that the operation would cut at a place where no channel ends."""
+        self.solver.fix(axis, self._uneven)
+
+    @property
+    def _uneven(self) -> str:
+        return f"cut inside a unit by {self.place}"
+
+    # ---- what follows from it ---------------------------------------------------------------
+
+    def make(self, layer: str, axis: TracedAxis, weight: Traced, can_fold: bool) -> None:
+        """Reports the call of a convolution or linear layer."""
+        can_fold = can_fold and weight.name is not None and layer == self.layer
+        self.found.makers.append(Maker(layer, axis, self.node, can_fold))
+        self.learn(weight, axis)
+
+    def learn(self, weight: Traced, axis: TracedAxis) -> None:
+        """Reports an axis that a weight makes, unless that is a constant."""
+        if not self.found.is_constant(weight):
+            self.found.made.append(axis)
+
+    def attribute(self, name: str, axis: TracedAxis, place: int | None = None) -> None:
+        """Has an attribute of the present module follow an axis, if the module has it."""
+        held = vars(self.module).get(name)
+        if axis is not None and held is not None:
+            self.bind(self.layer, name, axis, None if isinstance(held, int) else place)
+
+    def bind(self, path: str, name: str, axis: Pieces, place: int | None = None) -> None:
+        """Has an attribute follow an axis, and all axes it follows shrink together.
+
+        It is one number, however many operations read it.
+        """
+        model = self.found.known.model
+        module = model.get_submodule(path)
+        for other in self.found.followers:
+            is_same = (other.attribute, other.place) == (name, place)
+            if is_same and model.get_submodule(other.path) is module:
+                self.unify(other.axis, axis)
+        self.found.followers.append(Follower(path, name, axis, place))
+
+    def count(self, value: Traced, inner: Sequence[tuple[int, TracedAxis]], times: int = 1) -> None:
+        """Counts the multiply-adds of a product: its result, times the axes summed over."""
+        factor, elastic = times, []
+        for size, axis in [*zip(value.shape, value.axes, strict=True), *inner]:
+            if axis is None:
+                factor *= size
+            else:
+                elastic.append(axis)
+        self.found.products.append(Product(self.layer, factor, tuple(elastic), self.is_batched))
