@@ -140,6 +140,11 @@ class Scheduler:
         return future
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._is_closed
+
+    @property
     def waiting(self) -> int:
         """How many requests wait."""
         return len(self._queue)

@@ -175,6 +175,29 @@ class Network:
             )
         return fitting[-1]
 
+    def resolve(self, width: Width) -> Width:
+        """A width as the file has it; one that it lacks is refused."""
+        if width in self._variants:
+            return width
+        numbers = [one for one in self.widths if isinstance(one, float)]
+        if isinstance(width, int | float) and numbers and not isinstance(width, bool):
+            near = sorted(numbers, key=lambda one: abs(one - width))
+            if abs(near[0] - width) < _SAME_WIDTH:
+                return near[0]
+            known = " and ".join(f"{one:g}" for one in sorted(near[:2]))
+            raise RequestError(f"width {width} is not in {self.path.name}; the nearest are {known}")
+        raise RequestError(
+            f"width {width!r} is not in {self.path.name}; it has {list(self.widths)[:8]}"
+        )
+
+    def check(self, *arrays: Any) -> dict[str, np.ndarray]:
+        """Arrays by the inputs' names, as `run` takes them; what does not fit is refused."""
+        return self._fed(arrays)
+
+    def example(self) -> dict[str, np.ndarray]:
+        """Random input of the shape that latency is measured with."""
+        return self._examples(None)
+
     def close(self) -> None:
         """Closes all widths; the next call opens what it needs."""
         self._sessions.close()
@@ -183,17 +206,7 @@ class Network:
         return f"Network({str(self.path)!r}, {len(self.widths)} widths)"
 
     def _variant(self, width: Width) -> int:
-        variant = self._variants.get(width)
-        if variant is not None:
-            return variant
-        numbers = [one for one in self.widths if isinstance(one, float)]
-        if isinstance(width, int | float) and numbers and not isinstance(width, bool):
-            near = sorted(numbers, key=lambda one: abs(one - width))
-            if abs(near[0] - width) < _SAME_WIDTH:
-                return self._variants[near[0]]
-            known = " and ".join(f"{one:g}" for one in sorted(near[:2]))
-            raise RequestError(f"width {width} is not in {self.path}; the nearest are {known}")
-        raise RequestError(f"width {width!r} is not in {self.path}; it has {list(self.widths)[:8]}")
+        return self._variants[self.resolve(width)]
 
     def _fed(self, arrays: tuple[Any, ...]) -> dict[str, np.ndarray]:
         names = [one.name for one in self.inputs]

@@ -120,7 +120,7 @@ def test_closing_answers_what_was_taken_and_takes_no_more(network: Network) -> N
     futures = [scheduler.submit(n) for n in range(5)]
     closing = threading.Thread(target=scheduler.close)
     closing.start()
-    while not scheduler._is_closed:
+    while not scheduler.is_closed:
         time.sleep(0.001)
     with pytest.raises(Closed):
         scheduler.submit("too late")

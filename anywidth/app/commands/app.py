@@ -12,6 +12,7 @@ from anywidth.app.commands.export import export
 from anywidth.app.commands.inspect import inspect
 from anywidth.app.commands.play import play
 from anywidth.app.commands.predict import predict
+from anywidth.app.commands.serve import serve
 from anywidth.app.commands.study import study
 from anywidth.app.commands.train import train
 from anywidth.app.commands.upscale import upscale
@@ -52,5 +53,6 @@ app.command()(predict)
 app.command()(upscale)
 app.command()(play)
 app.command()(export)
+app.command()(serve)
 app.command()(inspect)
 app.command()(study)

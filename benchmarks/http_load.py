@@ -1,0 +1,96 @@
+"""Sends a server on this machine requests at given moments, whether or not it keeps up.
+
+Each request has one of many connections, which are kept open and used again. A client that waited
+for answers before it sent more would hide what a queue does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+_HOST = "127.0.0.1"
+_PATIENCE = 60.0
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One request: when it was sent, its status (0 if the connection broke) and what came back."""
+
+    sent: float
+    status: int
+    milliseconds: float
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+def infer_request(port: int, name: str, body: bytes, json_length: int | None) -> bytes:
+    """The bytes of a POST to /infer."""
+    length = "" if json_length is None else f"Inference-Header-Content-Length: {json_length}\r\n"
+    head = (
+        f"POST /v2/models/{name}/infer HTTP/1.1\r\nHost: {_HOST}:{port}\r\n{length}"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def send_at(port: int, moments: Sequence[float], request: bytes) -> list[Answered]:
+    """Sends the request at each moment (seconds from the start) and returns all answers."""
+    return asyncio.run(_send_all(port, moments, request))
+
+
+def statuses(answers: Iterable[Answered]) -> dict[int, int]:
+    return dict(Counter(one.status for one in answers))
+
+
+async def _send_all(port: int, moments: Sequence[float], request: bytes) -> list[Answered]:
+    idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    start = time.perf_counter()
+    tasks = []
+    for moment in moments:
+        delay = start + moment - time.perf_counter()
+        # Also yields if it is behind: else no answer would be read.
+        await asyncio.sleep(max(0.0, delay))
+        tasks.append(asyncio.create_task(_send(port, request, idle, start)))
+    answers = await asyncio.gather(*tasks)
+    for _, writer in idle:
+        writer.close()
+    return answers
+
+
+async def _send(
+    port: int,
+    request: bytes,
+    idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]],
+    start: float,
+) -> Answered:
+    sent = time.perf_counter()
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            pair = idle.pop() if idle else await asyncio.open_connection(_HOST, port)
+            pair[1].write(request)
+            status, keeps_open, body = await _read(pair[0])
+    except (OSError, asyncio.IncompleteReadError, TimeoutError):
+        return Answered(sent - start, 0, 1000 * (time.perf_counter() - sent))
+    milliseconds = 1000 * (time.perf_counter() - sent)
+    if keeps_open:
+        idle.append(pair)
+    else:
+        pair[1].close()
+    parameters = json.loads(body).get("parameters", {}) if body.startswith(b"{") else {}
+    return Answered(sent - start, status, milliseconds, parameters)
+
+
+async def _read(reader: asyncio.StreamReader) -> tuple[int, bool, bytes]:
+    """Status, whether the connection stays, and the JSON part of the body."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    headers = {
+        name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])
+    }
+    body = await reader.readexactly(int(headers.get("content-length", 0)))
+    length = int(headers.get("inference-header-content-length", len(body)))
+    return int(head[0].split()[1]), headers.get("connection") != "close", body[:length]

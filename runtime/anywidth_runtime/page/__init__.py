@@ -1,0 +1,1 @@
+"""The page: plain files, no build step."""

@@ -1,0 +1,95 @@
+"""The server's addresses, as a FastAPI application."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import Depends, FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException as AnyHTTPException
+
+from anywidth_runtime._version import __version__
+from anywidth_runtime.server.inference import inference_routes
+from anywidth_runtime.server.metrics import CONTENT_TYPE
+from anywidth_runtime.server.page_routes import page_routes
+from anywidth_runtime.server.service import Service
+
+_EXTENSIONS = ["binary_tensor_data", "classification", "parameters"]
+
+
+def make_app(service: Service) -> FastAPI:
+    """The application that serves a network; when it shuts down it answers what it accepted."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(service.close)
+
+    app = FastAPI(
+        title=f"anywidth: {service.settings.name}",
+        version=__version__,
+        description="One network at any width, by the Open Inference Protocol, version 2.",
+        lifespan=lifespan,
+        # FastAPI's own pages load their scripts from another host; ours does not.
+        docs_url=None,
+        redoc_url=None,
+    )
+    has_token = Depends(_token_check(service.settings.token))
+    app.include_router(inference_routes(service), dependencies=[has_token])
+    app.include_router(page_routes(service, has_token))
+
+    @app.get("/v2", tags=["server"], summary="Name and version")
+    async def server() -> dict[str, Any]:
+        return {"name": "anywidth", "version": __version__, "extensions": _EXTENSIONS}
+
+    @app.get("/v2/health/live", tags=["server"], summary="Whether the server runs")
+    async def live() -> dict[str, bool]:
+        return {"live": True}
+
+    @app.get("/v2/health/ready", tags=["server"], summary="Whether it takes requests")
+    async def ready() -> dict[str, bool]:
+        if service.scheduler.is_closed:
+            raise HTTPException(503, "the server is shutting down")
+        return {"ready": True}
+
+    @app.get("/metrics", tags=["server"], summary="Prometheus metrics", dependencies=[has_token])
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+
+    app.add_exception_handler(AnyHTTPException, _refusal)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(Exception, _failure)
+    return app
+
+
+def _token_check(token: str) -> Callable[[Request], None]:
+    async def check(request: Request) -> None:
+        given = request.headers.get("Authorization", "")
+        if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            raise HTTPException(
+                401,
+                "the token is missing or wrong: send the header 'Authorization: Bearer TOKEN'",
+                {"WWW-Authenticate": "Bearer"},
+            )
+
+    return check  # type: ignore[return-value]
+
+
+async def _refusal(request: Request, error: Any) -> Response:
+    """Errors as the protocol writes them."""
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+
+async def _invalid(request: Request, error: Any) -> Response:
+    first = error.errors()[0]
+    return JSONResponse({"error": f"{first['loc'][-1]}: {first['msg']}"}, 400)
+
+
+async def _failure(request: Request, error: Exception) -> Response:
+    # What went wrong is in the server's log, not in the answer.
+    return JSONResponse({"error": "the server failed to answer; its log says why"}, 500)

@@ -1,0 +1,69 @@
+"""Reads the bodies of requests, within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import Request
+
+from anywidth_runtime.errors import RequestError
+
+
+class BodyTooLarge(RequestError):
+    """A request of more bytes than the server takes."""
+
+
+class TooMuchHeld(RequestError):
+    """The bodies of all requests together have more bytes than the server holds."""
+
+
+class BodyTooSlow(RequestError):
+    """A request whose body does not come."""
+
+
+class Bodies:
+    """Holds bodies while their requests are answered.
+
+    Args:
+        most: bytes of one.
+        most_held: bytes of all together.
+        patience: seconds until a body must have come.
+    """
+
+    def __init__(self, most: int, most_held: int, patience: float = 30.0) -> None:
+        self._most = most
+        self._most_held = most_held
+        self._patience = patience
+        self.held = 0
+
+    @asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytes]:
+        """The body, which counts as held until the block ends."""
+        chunks: list[bytes] = []
+        size = 0
+        told = request.headers.get("Content-Length", "")
+        if told.isdigit() and int(told) > self._most:
+            raise self._too_large()
+        try:
+            async with asyncio.timeout(self._patience):
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    self.held += len(chunk)
+                    chunks.append(chunk)
+                    if size > self._most:
+                        raise self._too_large()
+                    if self.held > self._most_held:
+                        raise TooMuchHeld("the server holds too many bytes; try again later")
+            yield b"".join(chunks)
+        except TimeoutError as error:
+            raise BodyTooSlow(f"the body did not come within {self._patience:g} s") from error
+        finally:
+            self.held -= size
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(
+            f"a request of more than {self._most} bytes: send less, or start the server with a "
+            "larger --most-body"
+        )

@@ -1,0 +1,189 @@
+"""The addresses that run the network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
+
+from anywidth_runtime.contents import TensorInfo
+from anywidth_runtime.errors import RequestError
+from anywidth_runtime.governor_scheduler import Closed, QueueFull, TooLate
+from anywidth_runtime.server.answers import Elements, write_answer
+from anywidth_runtime.server.bodies import Bodies, BodyTooLarge, BodyTooSlow, TooMuchHeld
+from anywidth_runtime.server.pictures import PictureTooLarge
+from anywidth_runtime.server.protocol import (
+    FROM_NUMPY,
+    InferenceRequest,
+    Wanted,
+    read_parameters,
+    read_request,
+)
+from anywidth_runtime.server.service import Reply, Service
+
+_JSON_LENGTH = "Inference-Header-Content-Length"
+
+_TEXT = """\
+Takes the Open Inference Protocol's JSON, with binary tensors after it or without, or the bytes of
+an image file (`Content-Type: image/png` and the like).
+
+Parameters, in the JSON's `parameters` or, for an image file, in the address: `width` runs at that
+width; `deadline_ms` leaves the width to the governor, and the answer is due so many milliseconds
+after the request came.
+
+An output may ask for `classification` (the so many largest values, with the names of their
+classes) or for the `encoding` `png`. An image file sent with `Accept: image/png` gets the first
+output back as an image file.
+
+The answer's `parameters` say the width used, the time taken, and whether it was in time.
+"""
+_EXAMPLE = {
+    "parameters": {"deadline_ms": 20},
+    "inputs": [{"name": "images", "shape": [1, 1, 28, 28], "datatype": "FP32", "data": [0.0]}],
+}
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": {"type": "object"}, "example": _EXAMPLE},
+            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+            "image/*": {"schema": {"type": "string", "format": "binary"}},
+        },
+    },
+    "parameters": [
+        {"name": name, "in": "query", "schema": {"type": "number"}, "description": text}
+        for name, text in (
+            ("width", "for an image file: the width to run at"),
+            ("deadline_ms", "for an image file: when the answer is due"),
+        )
+    ],
+}
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "The request is wrong; `error` says how."},
+    413: {"description": "The request has too many bytes or pixels."},
+    503: {"description": "The queue is full, or no width could answer in time."},
+}
+
+
+def inference_routes(service: Service) -> APIRouter:
+    """`/v2/models/NAME` and what is below it."""
+    network, settings = service.network, service.settings
+    bodies = Bodies(settings.most_body, settings.most_held)
+
+    async def check_name(model: str) -> None:
+        if model != settings.name:
+            raise HTTPException(404, f"no model {model!r}: this server has {settings.name!r}")
+
+    router = APIRouter(
+        prefix="/v2/models/{model}", dependencies=[Depends(check_name)], tags=["model"]
+    )
+
+    async def model_ready(model: str) -> dict[str, Any]:
+        return {"name": model, "ready": True}
+
+    async def describe(model: str) -> dict[str, Any]:
+        return {
+            "name": model,
+            "versions": ["1"],
+            "platform": "anywidth_onnxruntime",
+            "inputs": [_described(one) for one in network.inputs],
+            "outputs": [_described(one) for one in network.outputs],
+            "parameters": {
+                "takes": network.takes,
+                "widths": list(network.widths),
+                "deadline_ms": settings.deadline_ms,
+            },
+        }
+
+    async def infer(model: str, request: Request) -> Response:
+        since = service.scheduler.clock()
+        try:
+            async with bodies.read(request) as body:
+                asked = _read(request, body, service)
+                reply = await service.infer(asked, since)
+        except RequestError as error:
+            status = _status(error)
+            if not isinstance(error, TooLate | QueueFull):  # the service counts these
+                service.metrics.turned_away("wrong" if status < 500 else "refused")
+            headers = {"Retry-After": "1"} if status == 503 else None
+            raise HTTPException(status, str(error), headers) from error
+        except Exception:
+            service.metrics.turned_away("failed")
+            raise
+        return _answer(request, settings.name, asked, reply)
+
+    for version in ("", "/versions/1"):
+        shown = not version
+        router.get(version, summary="Inputs, outputs, widths", include_in_schema=shown)(describe)
+        router.get(
+            version + "/ready", summary="Whether it takes requests", include_in_schema=shown
+        )(model_ready)
+        router.post(
+            version + "/infer",
+            summary="Run the network",
+            description=_TEXT,
+            openapi_extra=_BODY,
+            responses=_ANSWERS,
+            include_in_schema=shown,
+        )(infer)
+    return router
+
+
+def _status(error: RequestError) -> int:
+    if isinstance(error, BodyTooLarge | PictureTooLarge):
+        return 413
+    if isinstance(error, QueueFull | TooLate | Closed | TooMuchHeld):
+        return 503
+    return 408 if isinstance(error, BodyTooSlow) else 400
+
+
+def _described(one: TensorInfo) -> dict[str, Any]:
+    shape = [-1 if isinstance(axis, str) else axis for axis in one.shape]
+    return {"name": one.name, "datatype": FROM_NUMPY[one.dtype], "shape": shape}
+
+
+def _is_picture(request: Request) -> bool:
+    return request.headers.get("Content-Type", "").startswith("image/")
+
+
+def _wants_picture(request: Request) -> bool:
+    return _is_picture(request) and request.headers.get("Accept", "").startswith("image/png")
+
+
+def _read(request: Request, body: bytes, service: Service) -> InferenceRequest:
+    if _is_picture(request):
+        takes = service.picture_input
+        if takes is None:
+            raise RequestError(
+                f"this network takes no image files: it takes {service.network.takes}"
+            )
+        parameters = read_parameters(request.query_params)
+        first = Wanted(service.network.outputs[0].name, encoding="png")
+        return InferenceRequest(
+            files={takes.name: [body]},
+            outputs=(first,) if _wants_picture(request) else (),
+            width=parameters.get("width"),
+            deadline_ms=parameters.get("deadline_ms"),
+        )
+    length = request.headers.get(_JSON_LENGTH)
+    if length is not None and not length.isdigit():
+        raise RequestError(f"{_JSON_LENGTH} is {length!r}: expected a whole number")
+    return read_request(body, None if length is None else int(length))
+
+
+def _answer(request: Request, name: str, asked: InferenceRequest, reply: Reply) -> Response:
+    told = {
+        f"Anywidth-{key.replace('_', '-')}": str(value) for key, value in reply.parameters.items()
+    }
+    if _wants_picture(request):
+        ((_, value),) = reply.outputs
+        assert isinstance(value, Elements)
+        return Response(value.items[0], media_type="image/png", headers=told)
+    answer = write_answer(name, reply.outputs, reply.parameters, asked.id)
+    if answer.json_length is None:
+        return Response(answer.body, media_type="application/json", headers=told)
+    return Response(
+        answer.body,
+        media_type="application/octet-stream",
+        headers={**told, _JSON_LENGTH: str(answer.json_length)},
+    )

@@ -1,0 +1,123 @@
+"""The page: its files, what it is about, its examples and its load."""
+
+from __future__ import annotations
+
+import json
+import time
+from importlib import resources
+from typing import Any
+
+from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi.responses import HTMLResponse
+
+from anywidth_runtime.errors import RequestError
+from anywidth_runtime.server.bodies import Bodies
+from anywidth_runtime.server.examples import read_examples
+from anywidth_runtime.server.page_load import MOST_PER_SECOND, Load, history
+from anywidth_runtime.server.service import Service
+
+_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_HEADERS = {
+    # Nothing comes from another host, and nobody frames the page.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
+_SECONDS, _BINS = 30.0, 120
+_MOST_BODY = 1000
+
+
+def page_routes(service: Service, has_token: Any) -> APIRouter:
+    """`/`, `/docs` and what is below `/page`."""
+    router = APIRouter(include_in_schema=False)
+    files = resources.files("anywidth_runtime.page")
+
+    @router.get("/docs")
+    async def docs() -> Response:
+        return HTMLResponse(files.joinpath("docs.html").read_text("utf-8"), headers=_HEADERS)
+
+    @router.get("/page/files/{name}")
+    async def file(name: str) -> Response:
+        kind = _TYPES.get(name.rpartition(".")[2])
+        # The names of the package's own files; an address cannot name any other.
+        if kind is None or name not in {one.name for one in files.iterdir()}:
+            raise HTTPException(404, f"no file {name!r}")
+        return Response(files.joinpath(name).read_bytes(), media_type=kind, headers=_HEADERS)
+
+    if not service.settings.has_page:
+        return router
+
+    examples = read_examples(service.network)
+    load = Load(service)
+    bodies = Bodies(_MOST_BODY, 100 * _MOST_BODY)
+
+    @router.get("/")
+    async def page() -> Response:
+        return HTMLResponse(files.joinpath("page.html").read_text("utf-8"), headers=_HEADERS)
+
+    @router.get("/page/about", dependencies=[has_token])
+    async def about() -> dict[str, Any]:
+        return describe(service) | {"examples": [one.described() for one in examples]}
+
+    @router.get("/page/examples/{number}.png", dependencies=[has_token])
+    async def example(number: int) -> Response:
+        if not 0 <= number < len(examples):
+            raise HTTPException(404, f"no example {number}: there are {len(examples)}")
+        return Response(examples[number].picture, media_type="image/png", headers=_HEADERS)
+
+    @router.post("/page/load", dependencies=[has_token])
+    async def ask(request: Request) -> dict[str, Any]:
+        try:
+            async with bodies.read(request) as body:
+                asked = json.loads(body)
+            await load.ask(float(asked["per_second"]), float(asked["deadline_ms"]))
+        except RequestError as error:
+            raise HTTPException(400, str(error)) from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise HTTPException(400, "expected numbers: per_second, deadline_ms") from error
+        return state(service, load)
+
+    return router
+
+
+def describe(service: Service) -> dict[str, Any]:
+    """What the page shows before anything ran."""
+    network = service.network
+    return {
+        "name": service.settings.name,
+        "task": network.task,
+        "takes": network.takes,
+        "takes_pictures": service.picture_input is not None,
+        "classes": network.classes,
+        "scale": network.facts.get("scale"),
+        "accuracy_name": network.accuracy_name,
+        "deadline_ms": service.settings.deadline_ms,
+        "most_per_second": MOST_PER_SECOND,
+        "governed": [choice.width for choice in service.governor.menu],
+        "table": [
+            {
+                "width": row.width,
+                "multiply_adds": row.macs,
+                "parameters": row.parameters,
+                "accuracy": row.accuracy,
+                "latency_ms": row.latency_ms,
+            }
+            for row in network.table
+        ],
+    }
+
+
+def state(service: Service, load: Load) -> dict[str, Any]:
+    """What the governor is doing."""
+    now = time.monotonic()
+    return {
+        "per_second": load.per_second,
+        "deadline_ms": load.deadline_ms,
+        "waiting": service.scheduler.waiting,
+        "slowdown": service.governor.latencies.slowdown,
+        "seconds": _SECONDS,
+        "history": history(service.metrics.recent(_SECONDS), now, _SECONDS, _BINS),
+    }

@@ -1,0 +1,91 @@
+"""Starts and stops the server."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+
+from anywidth_runtime.errors import RequestError
+from anywidth_runtime.network import open as open_network
+from anywidth_runtime.server.application import make_app
+from anywidth_runtime.server.service import Service
+from anywidth_runtime.server.settings import Settings
+
+# Seconds that a thread may keep Python to itself: the default of 5 ms would delay narrow widths by
+# several times what they take.
+_SWITCH_INTERVAL = 0.0005
+_GRACE_SECONDS = 30
+
+
+def serve(path: Path, settings: Settings, *, host: str = "127.0.0.1", port: int = 8000) -> None:
+    """Serves a bundle until the process is told to end (SIGTERM, Ctrl-C).
+
+    Then it takes no more connections, answers every request it has, and returns.
+    """
+    if not 0 <= port < 2**16:
+        raise RequestError(f"port {port}: expected 1 to 65535, or 0 for any that is free")
+    network = open_network(path, threads=settings.threads)
+    sys.setswitchinterval(_SWITCH_INTERVAL)
+    service = Service(network, settings)
+    config = uvicorn.Config(
+        make_app(service),
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+        server_header=False,
+    )
+    try:
+        with _ending_well():
+            _Server(config, service).run()
+    finally:
+        service.close(timeout=_GRACE_SECONDS)
+
+
+@contextlib.contextmanager
+def _ending_well() -> Iterator[None]:
+    """A server that was told to end has not failed: uvicorn would raise the signal again."""
+    told = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda *_: None) for number in told}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Server(uvicorn.Server):
+    """Says where it listens once it does."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    async def startup(self, sockets: object = None) -> None:
+        await super().startup(sockets)  # type: ignore[arg-type]
+        if not self.should_exit:
+            print("\n".join(self._said()), flush=True)
+
+    def _said(self) -> list[str]:
+        settings, menu = self._service.settings, self._service.governor.menu
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        widths = ", ".join(f"{one.width} ({one.milliseconds:.3g} ms)" for one in menu)
+        lines = [
+            f"Serving {self._service.network.path} at {address}",
+            f"  inference  POST {address}/v2/models/{settings.name}/infer",
+            f"  reference  {address}/docs",
+            f"  metrics    {address}/metrics",
+            f"Governed widths: {widths}",
+        ]
+        if settings.has_page:
+            lines.insert(1, f"  page       {address}/")
+        if not settings.token and host not in ("127.0.0.1", "::1"):
+            lines.append("Anybody who reaches this address may use it: see --token-file")
+        return lines

@@ -1,0 +1,181 @@
+"""A network, its governor and its queue, as a server uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from anywidth_runtime.errors import RequestError
+from anywidth_runtime.governor import Governor
+from anywidth_runtime.governor_scheduler import QueueFull, Scheduler, Served, TooLate
+from anywidth_runtime.network import Network
+from anywidth_runtime.server.answers import Elements, Value
+from anywidth_runtime.server.metrics import Metrics
+from anywidth_runtime.server.pictures import PictureInput, write_png
+from anywidth_runtime.server.protocol import InferenceRequest, Wanted
+from anywidth_runtime.server.settings import Settings
+
+# A run and its answer's way to the client: what the governor leaves free at the end.
+_OVERHEAD_MS = 1.0
+_FILE_THREADS = 2
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer: the outputs that were asked for, and how they came about."""
+
+    outputs: list[tuple[Wanted, Value]]
+    parameters: dict[str, Any]
+
+
+class Service:
+    """Answers inference requests in the order of their deadlines.
+
+    Widths that the governor may choose are opened before the first request: one that had to be
+    opened under load would cost every request behind it.
+    """
+
+    def __init__(self, network: Network, settings: Settings) -> None:
+        self.network = network
+        self.settings = settings
+        if not network.is_measured:
+            network.measure()
+        self.governor = Governor.of(
+            network,
+            least_width=settings.least_width,
+            least_accuracy=settings.least_accuracy,
+            hysteresis=settings.hysteresis,
+            overhead_ms=_OVERHEAD_MS,
+            workers=settings.worker_count,
+        )
+        network.prepare([choice.width for choice in self.governor.menu])
+        self.scheduler = Scheduler(
+            self._run,
+            self.governor,
+            late=settings.late,
+            most_waiting=settings.most_waiting,
+            workers=settings.worker_count,
+        )
+        self.metrics = Metrics(lambda: self.scheduler.waiting)
+        self.picture_input = PictureInput.of(network)
+        self._rows = {row.width: row for row in network.table}
+        self._files = ThreadPoolExecutor(_FILE_THREADS, "anywidth-files")
+
+    async def infer(self, request: InferenceRequest, since: float) -> Reply:
+        """Answers a request that came at `since`, by the scheduler's clock.
+
+        Raises `RequestError` for one that is wrong, and its kinds `QueueFull` and `TooLate`.
+        """
+        wanted = self._wanted(request)
+        width = None if request.width is None else self.network.resolve(request.width)
+        arrays = self.network.check({**request.tensors, **await self._pictures(request.files)})
+        try:
+            served = await asyncio.wrap_future(
+                self.scheduler.submit(
+                    arrays,
+                    deadline_ms=request.deadline_ms or self._patience(width),
+                    width=width,
+                    size=self._size(arrays),
+                    since=since,
+                )
+            )
+        except TooLate:
+            self.metrics.dropped()
+            raise
+        except QueueFull:
+            self.metrics.turned_away("refused")
+            raise
+        outputs = [(one, await self._shaped(one, served.answer[one.name])) for one in wanted]
+        return Reply(outputs, self._noted(served, since))
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Answers what waits and ends the threads; returns whether all was answered."""
+        is_done = self.scheduler.close(timeout)
+        self._files.shutdown(wait=is_done, cancel_futures=not is_done)
+        return is_done
+
+    def _run(self, values: Sequence[Any], width: float | str) -> list[dict[str, np.ndarray]]:
+        (arrays,) = values
+        found = self.network.run(arrays, width=width)
+        if isinstance(found, dict):
+            return [found]
+        return [{self.network.outputs[0].name: found}]
+
+    def _noted(self, served: Served, since: float) -> dict[str, Any]:
+        """Counts an answer and says how it came about."""
+        milliseconds = 1000 * (self.scheduler.clock() - since)
+        self.metrics.served(served.width, milliseconds, served.run_ms, is_in_time=served.is_in_time)
+        return {
+            "width": served.width,
+            "milliseconds": round(milliseconds, 3),
+            "waited_ms": round(served.waited_ms, 3),
+            "run_ms": round(served.run_ms, 3),
+            "in_time": served.is_in_time,
+            "multiply_adds": self._rows[served.width].macs,
+        }
+
+    def _patience(self, width: float | str | None) -> float:
+        """A request for a width wants that width, however long it takes."""
+        return math.inf if width is not None else self.settings.deadline_ms
+
+    def _size(self, arrays: Mapping[str, np.ndarray]) -> float:
+        """How much work a request is, beside the example that latency was measured with."""
+        first = self.network.inputs[0]
+        return max(arrays[first.name].size / math.prod(first.example), 1e-3)
+
+    async def _pictures(self, files: Mapping[str, list[bytes]]) -> dict[str, np.ndarray]:
+        if not files:
+            return {}
+        takes = self.picture_input
+        if takes is None:
+            raise RequestError(f"this network takes no image files: it takes {self.network.takes}")
+        if set(files) != {takes.name}:
+            raise RequestError(f"image files for {sorted(files)}: expected {takes.name!r}")
+        loop = asyncio.get_running_loop()
+        most = self.settings.most_pixels
+        read = [
+            await loop.run_in_executor(self._files, takes.read, file, most)
+            for file in files[takes.name]
+        ]
+        if len({array.shape for array in read}) != 1:
+            sizes = [f"{array.shape[3]} x {array.shape[2]}" for array in read]
+            raise RequestError(f"images of several sizes, {sizes}: send a request for each")
+        return {takes.name: np.concatenate(read) if len(read) > 1 else read[0]}
+
+    def _wanted(self, request: InferenceRequest) -> list[Wanted]:
+        names = [one.name for one in self.network.outputs]
+        if not request.outputs:
+            return [Wanted(name, request.is_binary) for name in names]
+        for one in request.outputs:
+            if one.name not in names:
+                raise RequestError(f"no output {one.name!r}: there are {names}")
+        return list(request.outputs)
+
+    async def _shaped(self, wanted: Wanted, value: np.ndarray) -> Value:
+        if wanted.classes:
+            return self._classified(value, wanted.classes)
+        if wanted.encoding == "png":
+            if value.ndim != 4 or value.shape[1] not in (1, 3):
+                raise RequestError(f"{wanted.name!r} has shape {value.shape}: not a picture's")
+            loop = asyncio.get_running_loop()
+            files = [await loop.run_in_executor(self._files, write_png, one) for one in value]
+            return Elements(files, (len(files),))
+        return value
+
+    def _classified(self, value: np.ndarray, count: int) -> Elements:
+        """`value:index:name` of the largest values, as Triton's clients expect them."""
+        names = self.network.classes or ()
+        rows = value.reshape(len(value), -1)
+        count = min(count, rows.shape[1])
+        found = []
+        for row in rows:
+            for index in np.argsort(-row, kind="stable")[:count]:
+                name = f":{names[index]}" if index < len(names) else ""
+                found.append(f"{row[index]:.6f}:{index}{name}".encode())
+        return Elements(found, (len(rows), count))
