@@ -14,7 +14,11 @@ from anywidth.training.gpu.kernels.batch_norm_forward import (
     merged_terms,
     normalize_and_activate,
 )
-from anywidth.training.gpu.kernels.batch_norm_small import is_small, small_backward, small_forward
+from anywidth.training.gpu.kernels.batch_norm_small import (
+    has_few_pixels,
+    small_backward,
+    small_forward,
+)
 from anywidth.training.gpu.kernels.eligibility import obstacle_to_batch_norm_act
 from anywidth.training.gpu.kernels.norm_arguments import BatchNorm, DeferredNorm
 
@@ -33,7 +37,7 @@ class _BatchNormAct(torch.autograd.Function):
         partial: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         with torch.cuda.device_of(x):
-            if is_small(x):
+            if has_few_pixels(x):
                 y, terms = small_forward(x, norm)
             else:
                 terms = _terms(x, norm, partial)
@@ -56,7 +60,7 @@ class _BatchNormAct(torch.autograd.Function):
         x, weight, bias, terms = ctx.saved_tensors
         dy = dy.contiguous(memory_format=torch.channels_last)
         x_gradient: Tensor | None = None
-        if is_small(x):
+        if has_few_pixels(x):
             x_gradient, weight_gradient, bias_gradient = small_backward(
                 x, dy, terms, weight, bias, ctx.activation
             )
@@ -75,10 +79,25 @@ def _terms(x: Tensor, norm: BatchNorm, partial: Tensor | None) -> Tensor:
     return merged_terms(partial, x.numel() // x.shape[1], norm)
 
 
+def batch_norm_act(x: Tensor, norm: BatchNorm, partial: Tensor | None = None) -> Tensor:
+    """Normalise ``x`` by the statistics of this batch, then activate it.
+
+    Args:
+        x: channels-last input, more than one value a channel.
+        norm: what normalises it.
+        partial: statistics of parts of ``x``, where its maker took them; saves a pass over it.
+    """
+    output, _, _ = batch_norm_act_with_statistics(x, norm, partial)
+    return output
+
+
 def batch_norm_act_with_statistics(
     x: Tensor, norm: BatchNorm, partial: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See :func:`anywidth.training.gpu.kernels.batch_norm_act_with_statistics`."""
+    """:func:`batch_norm_act`, with the batch's mean and (biased) variance for calibration.
+
+    Both are float32 and carry no gradient.
+    """
     _check(x, norm)
     # Parameters are named for autograd, which looks for them among the arguments alone.
     y, mean, variance = _BatchNormAct.apply(x, norm.weight, norm.bias, norm, partial)
@@ -86,7 +105,11 @@ def batch_norm_act_with_statistics(
 
 
 def deferred_norm(x: Tensor, norm: BatchNorm, partial: Tensor | None = None) -> DeferredNorm:
-    """See :func:`anywidth.training.gpu.kernels.deferred_norm`."""
+    """The statistics of :func:`batch_norm_act` alone: a convolution does the rest.
+
+    What it returns goes to :func:`depthwise_conv2d_with_statistics` together with ``x``: the
+    normalised tensor is never written, nor read again.
+    """
     _check(x, norm)
     with torch.cuda.device_of(x):
         terms = _terms(x, norm, partial)

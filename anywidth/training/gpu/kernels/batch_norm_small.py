@@ -21,8 +21,8 @@ _ROWS = 1024
 _WARPS = 8
 
 
-def is_small(x: Tensor) -> bool:
-    """Whether one program can go over all pixels of a channel."""
+def has_few_pixels(x: Tensor) -> bool:
+    """Whether one program goes over all pixels of a channel; deferring the norm is then no gain."""
     return x.numel() <= MOST_PIXELS * x.shape[1]
 
 

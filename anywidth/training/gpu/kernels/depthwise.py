@@ -75,6 +75,20 @@ class _DepthwiseConv2d(torch.autograd.Function):
         return x_gradient, weight_gradient, *norm_gradients, *(None,) * 5
 
 
+def depthwise_conv2d(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    """Convolve each channel of ``x`` with its own filter.
+
+    Args:
+        x: channels-last input of C channels. Under autocast it is cast, as for any convolution.
+        weight: filters of at least C channels, ``(channels, 1, k, k)`` with k 3 or 5. The first C
+            are used, where they lie and in the dtype they have.
+        stride: 1 or 2.
+        padding: zeros added on every side, less than k.
+    """
+    output, _ = depthwise_conv2d_with_statistics(x, weight, stride, padding, statistics=False)
+    return output
+
+
 def depthwise_conv2d_with_statistics(
     x: Tensor,
     weight: Tensor,
@@ -83,7 +97,17 @@ def depthwise_conv2d_with_statistics(
     norm: DeferredNorm | None = None,
     statistics: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """See :func:`anywidth.training.gpu.kernels.depthwise_conv2d_with_statistics`."""
+    """:func:`depthwise_conv2d` of a normalised input, with what a norm after it can begin with.
+
+    Args:
+        x: as for :func:`depthwise_conv2d`.
+        weight: likewise.
+        stride: likewise.
+        padding: likewise.
+        norm: normalises and activates ``x`` while it is read; see :func:`deferred_norm`.
+        statistics: whether to return statistics of parts of the output, which
+            :func:`batch_norm_act` and :func:`deferred_norm` take as ``partial``.
+    """
     device = x.device.type
     if torch.is_autocast_enabled(device):
         x = x.to(torch.get_autocast_dtype(device))

@@ -54,9 +54,21 @@ class _StemConv2d(torch.autograd.Function):
 
 
 def stem_conv2d_with_statistics(
-    x: Tensor, weight: Tensor, channels: int, stride: int, padding: int, statistics: bool
+    x: Tensor, weight: Tensor, channels: int, stride: int, padding: int, statistics: bool = True
 ) -> tuple[Tensor, Tensor | None]:
-    """See :func:`anywidth.training.gpu.kernels.stem_conv2d_with_statistics`."""
+    """Convolve a picture: a dense 3x3 convolution of one to four input channels.
+
+    Args:
+        x: channels-last data that needs no gradient. Under autocast it is cast, as for any
+            convolution.
+        weight: filters, ``(channels, x's channels, 3, 3)``, used where they lie and cast to the
+            type of ``x``.
+        channels: how many of them are used, the first ones.
+        stride: 1 or 2.
+        padding: zeros added on every side, less than 3.
+        statistics: whether to return statistics of parts of the output, which
+            :func:`batch_norm_act` and :func:`deferred_norm` take as ``partial``.
+    """
     device = x.device.type
     if torch.is_autocast_enabled(device):
         x = x.to(torch.get_autocast_dtype(device))
