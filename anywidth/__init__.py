@@ -11,6 +11,7 @@ from anywidth.planning.groups import ChannelGroup, Plan
 from anywidth.planning.trace import plan
 from anywidth.slimming.convert import at_width, plan_of, set_width, slimmable
 from anywidth.slimming.extraction import extract
+from anywidth.slimming.sorting import sort_channels
 from anywidth.training.calibration import calibrate, calibrated_widths
 from anywidth.training.distillation import soft_cross_entropy
 from anywidth.training.sampling import Sampling, sample_widths
@@ -46,5 +47,6 @@ __all__ = [
     "set_width",
     "slimmable",
     "soft_cross_entropy",
+    "sort_channels",
     "spectrum",
 ]

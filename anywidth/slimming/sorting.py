@@ -1,0 +1,209 @@
+"""Putting the most important channels of a trained network first, before it is made slimmable.
+
+A slimmable network runs on the first channels of each group. A network trained ordinarily has its
+important channels anywhere; a permutation of the channels changes nothing at full width, and gives
+the narrow widths a better start.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from anywidth.errors import AnywidthError
+from anywidth.modes import evaluating
+from anywidth.planning.cuts import held_tensor, is_converted
+from anywidth.planning.groups import Plan
+from anywidth.planning.parts import Axis
+from anywidth.planning.trace import plan as make_plan
+from anywidth.slimming.trial import TOLERANCE, difference, example_inputs, run
+
+Orders = dict[str, Tensor]
+
+
+def sort_channels(
+    model: nn.Module,
+    plan: Plan | None = None,
+    importance: Mapping[str, Tensor] | None = None,
+    *,
+    example_input: Any = None,
+) -> None:
+    """Puts the most important channels of each group first; the network computes the same.
+
+    Call it on a trained network before `anywidth.slimmable` and before its optimiser is made: an
+    optimiser's momentum would not move along. The output at full width is compared before and
+    after; if it differs, the network is left as it was and an error names the group.
+
+    Args:
+        model: a network that has not been converted; its parameters and buffers are permuted in
+            place.
+        plan: what `anywidth.plan` found, perhaps edited; made here if not given. Groups that it
+            keeps fixed are not sorted.
+        importance: for a group's name, one number per unit (a channel, or a whole head), the
+            larger the more important. By default the norm of the weights that make and read it,
+            each weight counted relative to its whole tensor.
+        example_input: as for `anywidth.plan`; needed without a plan.
+
+    Example:
+        >>> model = torchvision.models.resnet50(weights="DEFAULT")
+        >>> plan = anywidth.plan(model, images)
+        >>> anywidth.sort_channels(model, plan)
+        >>> anywidth.slimmable(model, plan)
+    """
+    if is_converted(model):
+        raise AnywidthError(
+            f"{type(model).__name__} (or a part of it) has been converted already: sort its "
+            "channels before anywidth.slimmable"
+        )
+    if plan is None:
+        if example_input is None:
+            raise AnywidthError(
+                "sort_channels() was given neither a plan nor an example input: pass "
+                "plan=anywidth.plan(model, x)"
+            )
+        plan = make_plan(model, example_input)
+    orders = _orders(model, plan, importance)
+    probe = _stirred_copy(model)
+    inputs = example_inputs(probe, plan)
+    with evaluating(probe):
+        before = run(probe, inputs)
+        _permute(probe, plan, orders)
+        if not _is_same(run(probe, inputs), before):
+            _permute(probe, plan, _inverse(orders))
+            culprit = _culprit(probe, plan, orders, inputs, before)
+            raise AnywidthError(
+                f"group {culprit!r} cannot be sorted: its channels are told apart by their place, "
+                f"so the output changes. Leave it out with plan.pin({culprit!r}), or with that on "
+                "plan.copy() if it is to be narrowed all the same"
+            )
+    _permute(model, plan, orders)
+
+
+def channel_importance(model: nn.Module, plan: Plan) -> dict[str, Tensor]:
+    """For every group one number per unit: the norm of the weights that make and read it."""
+    totals = {
+        name: torch.zeros(group.channels // group.unit, dtype=torch.float64)
+        for name, group in plan.groups.items()
+    }
+    for name in plan.parameters:
+        tensor = _tensor(model, name)
+        if tensor.dim() < 2:
+            continue  # biases and norms say little of what a channel carries
+        squares = tensor.detach().double().cpu().square()
+        whole = float(squares.sum()) or 1.0
+        for index, axis in enumerate(plan.tensors[name]):
+            if axis is None:
+                continue
+            per_entry = squares.transpose(0, index).flatten(1).sum(1) / whole
+            start = 0
+            for group, per_unit in axis:
+                length = len(totals[group]) * per_unit
+                totals[group] += per_entry[start : start + length].view(-1, per_unit).sum(1)
+                start += length
+    return {name: total.sqrt() for name, total in totals.items()}
+
+
+def _orders(model: nn.Module, plan: Plan, importance: Mapping[str, Tensor] | None) -> Orders:
+    """For each group that may be sorted, its units with the most important first."""
+    free = {name: g for name, g in plan.groups.items() if plan.can_narrow(name)}
+    for name in importance or {}:
+        plan.group(name)
+        if name not in free:
+            raise AnywidthError(
+                f"importance for group {name!r}, which is fixed ({plan.groups[name].fixed}): leave "
+                "it out"
+            )
+    orders: Orders = {}
+    by_weights = channel_importance(model, plan)
+    for name, group in free.items():
+        units = group.channels // group.unit
+        if importance is not None and name in importance:
+            values = torch.as_tensor(importance[name]).detach().double().cpu().flatten()
+            if len(values) != units or not bool(values.isfinite().all()):
+                raise AnywidthError(
+                    f"importance of group {name!r}: expected {units} finite numbers, one per "
+                    f"{'channel' if group.unit == 1 else 'unit'}, not {len(values)}"
+                )
+        else:
+            values = by_weights[name]
+        orders[name] = torch.argsort(values, descending=True, stable=True)
+    return orders
+
+
+@torch.no_grad()
+def _permute(model: nn.Module, plan: Plan, orders: Orders) -> None:
+    for name, axes in plan.tensors.items():
+        tensor = _tensor(model, name)
+        for index, axis in enumerate(axes):
+            order = _entries(plan, axis, orders)
+            if order is not None:
+                tensor.copy_(tensor.index_select(index, order.to(tensor.device)))
+
+
+def _entries(plan: Plan, axis: Axis, orders: Orders) -> Tensor | None:
+    """The order of all entries of an axis, from the orders of the groups it is made of."""
+    if axis is None or not any(segment.group in orders for segment in axis):
+        return None
+    parts: list[Tensor] = []
+    start = 0
+    for name, per_unit in axis:
+        units = plan.groups[name].channels // plan.groups[name].unit
+        order = orders.get(name, torch.arange(units))
+        parts.append(start + (order[:, None] * per_unit + torch.arange(per_unit)).flatten())
+        start += units * per_unit
+    return torch.cat(parts)
+
+
+def _stirred_copy(model: nn.Module) -> nn.Module:
+    """A copy whose tensors differ by channel: a head of zeros would hide a mistake."""
+    probe = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for tensor in [*probe.parameters(), *probe.buffers()]:
+            if (
+                tensor.is_floating_point()
+                and tensor.dim()
+                and bool((tensor == tensor.mean()).all())
+            ):
+                noise = torch.rand(tensor.shape, generator=generator).to(tensor)
+                tensor.add_(0.5 * noise)
+    return probe
+
+
+def _culprit(
+    model: nn.Module, plan: Plan, orders: Orders, inputs: tuple[Any, ...], before: Any
+) -> str:
+    """The first group that changes the output when it is sorted alone."""
+    for name, order in orders.items():
+        alone = {name: order}
+        _permute(model, plan, alone)
+        is_same = _is_same(run(model, inputs), before)
+        _permute(model, plan, _inverse(alone))
+        if not is_same:
+            return name
+    return next(iter(orders))
+
+
+def _inverse(orders: Orders) -> Orders:
+    return {name: torch.argsort(order) for name, order in orders.items()}
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    sizes = [float(x.abs().max()) for x in tree_leaves(one) if _has_values(x)]
+    return difference(one, other) <= TOLERANCE * min(1.0, max(sizes, default=1.0))
+
+
+def _has_values(output: Any) -> bool:
+    return isinstance(output, Tensor) and output.is_floating_point() and output.numel() > 0
+
+
+def _tensor(model: nn.Module, name: str) -> Tensor:
+    path, _, key = name.rpartition(".")
+    tensor = held_tensor(model.get_submodule(path), key)
+    assert tensor is not None
+    return tensor
