@@ -1,0 +1,57 @@
+"""How much each width of a step counts: the weights of their losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal, get_args
+
+from anywidth.errors import AnywidthError
+from anywidth.width import ChannelConfig, is_number
+
+NamedRule = Literal["paper", "balanced"]
+WeightRule = Callable[[ChannelConfig, int, int], float]
+WidthWeights = NamedRule | Sequence[float] | WeightRule
+
+
+def width_weights(weights: WidthWeights, configs: Sequence[ChannelConfig]) -> list[float]:
+    """One weight per width of a step, in the order of `configs`; the widest comes first.
+
+    With the paper's sum, what every width shares (a classifier, norms) learns mostly from the
+    narrow widths, of which there are three. `"balanced"` gives them together as much weight as the
+    widest has alone.
+    """
+    number = len(configs)
+    if weights == "paper":
+        return [1.0] * number
+    if weights == "balanced":
+        return [1.0, *[1.0 / (number - 1)] * (number - 1)] if number > 1 else [1.0]
+    if callable(weights):
+        found = [weights(config, position, number) for position, config in enumerate(configs)]
+    else:
+        found = list(weights)
+        if len(found) != number:
+            raise AnywidthError(
+                f"weights={found}: {len(found)} weights for the {number} widths of a step; give "
+                f"one per width, the widest first, or one of {get_args(NamedRule)}"
+            )
+    for position, weight in enumerate(found):
+        if not is_number(weight) or weight < 0:
+            raise AnywidthError(
+                f"weights: {weight!r} for width number {position} of a step: expected a number of "
+                "at least 0"
+            )
+    if math.fsum(found) == 0:
+        raise AnywidthError("weights: all are 0, so nothing would be trained")
+    return [float(weight) for weight in found]
+
+
+def check_weights(weights: object) -> None:
+    """A clear error for what is no rule; what a function returns is checked at each step."""
+    is_list = isinstance(weights, Sequence) and not isinstance(weights, str)
+    if weights in get_args(NamedRule) or callable(weights) or is_list:
+        return
+    raise AnywidthError(
+        f"weights={weights!r}: expected one of {get_args(NamedRule)}, one number per width, or a "
+        "function of (configuration, position, number of widths)"
+    )
