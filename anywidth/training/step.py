@@ -29,6 +29,7 @@ from anywidth.training.step_checks import (
     distillation_for,
     frozen_norms_named,
 )
+from anywidth.training.width_weights import WidthWeights, check_weights, width_weights
 from anywidth.width import ChannelConfig, Width, is_number, whole_number
 
 
@@ -80,6 +81,9 @@ class SandwichStep:
         widths: how many widths a step, for the sandwich rule; or a `Sampling` for any other.
         truth: how much of the narrower widths' loss is the true targets' (0 in the paper, which
             found mixing worse).
+        weights: how much each width's loss counts. `"paper"` sums them; `"balanced"` gives the
+            narrower widths together as much weight as the widest has alone; or one number per
+            width, the widest first; or a function of (configuration, position, number of widths).
         seed: widths are drawn from this and the step's number; a `Sampling` has its own.
         autocast: run forward passes in this dtype, as `torch.autocast` does; None in that of the
             parameters. `"auto"` is bfloat16 on a GPU and None on a CPU. Losses are not scaled, as
@@ -109,6 +113,7 @@ class SandwichStep:
         widths: int | Sampling = 4,
         *,
         truth: float = 0.0,
+        weights: WidthWeights = "paper",
         seed: int = 0,
         autocast: torch.dtype | Literal["auto"] | None = None,
         engine: Literal["auto", "eager", "graphs"] = "auto",
@@ -133,6 +138,7 @@ class SandwichStep:
             )
         if not is_number(truth) or not 0 <= truth <= 1:
             raise AnywidthError(f"truth={truth!r}: expected a share from 0 to 1")
+        check_weights(weights)
         if not (autocast is None or autocast == "auto" or isinstance(autocast, torch.dtype)):
             raise AnywidthError(
                 f"autocast={autocast!r}: expected a dtype such as torch.bfloat16, 'auto' or None"
@@ -145,6 +151,7 @@ class SandwichStep:
         self.model = model
         self.optimizer = optimizer
         self.sampling = widths
+        self.weights = weights
         self.after_backward = after_backward
         self.count = 0
         self._is_new = True
@@ -165,6 +172,7 @@ class SandwichStep:
         A tuple of inputs is the network's positional arguments, as for `anywidth.plan`.
         """
         configs = sample_widths(self.model, self.count, self.sampling)
+        weights = width_weights(self.weights, configs)
         if not self.model.training:
             self.model.train()
         if self._is_new and world_size() > 1:
@@ -173,7 +181,7 @@ class SandwichStep:
             torch.cuda.device_of(next(self.model.parameters())),
             frozen_norms_named(self.model),
         ):
-            losses, outputs = self.engine.gradients(configs, inputs, targets)
+            losses, outputs = self.engine.gradients(configs, weights, inputs, targets)
         if self._is_new and len(outputs) > 1:
             check_first_batch(self.engine.objective.distill, outputs[0], targets)
         self._is_new = False

@@ -5,9 +5,14 @@ from __future__ import annotations
 import math
 
 import pytest
-from tiny_networks import converted
+import torch
+import torch.nn.functional as F
+from recorded_passes import RecordedPasses
+from tiny_networks import converted, images_and_labels
+from torch import Tensor
 
 import anywidth as aw
+from anywidth.training.engine.graphs import GraphEngine
 from anywidth.training.width_weights import check_weights, width_weights
 
 
@@ -46,3 +51,61 @@ def test_bad_weights_are_named(configs: list[aw.ChannelConfig], weights, word: s
 def test_what_is_no_rule_is_named(weights) -> None:
     with pytest.raises(aw.AnywidthError, match="weights"):
         check_weights(weights)
+
+
+def gradients(weights, by_graphs: bool = False, steps: int = 1) -> list[Tensor]:
+    """What the last of some steps leaves in the parameters."""
+    torch.manual_seed(0)
+    model = converted().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = aw.SandwichStep(model, optimizer, F.cross_entropy, weights=weights)
+    if by_graphs:
+        passes = RecordedPasses(False)
+        step.engine = GraphEngine(model, optimizer, step.engine.objective, capture=passes)
+    for number in range(steps):
+        images, labels = images_and_labels(16, number)
+        step(images.double(), labels)
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def test_gradients_are_weighed() -> None:
+    alone = [gradients([float(i == position) for i in range(4)]) for position in range(4)]
+    for weights in ("paper", "balanced", [2, 1, 0.5, 0]):
+        given = {"paper": [1] * 4, "balanced": [1, 1 / 3, 1 / 3, 1 / 3]}
+        factors = given[weights] if isinstance(weights, str) else weights
+        for index, found in enumerate(gradients(weights)):
+            parts = [factor * one[index] for factor, one in zip(factors, alone, strict=True)]
+            torch.testing.assert_close(found, sum(parts))
+
+
+def test_both_engines_weigh_alike() -> None:
+    def shrinking(config: aw.ChannelConfig, position: int, number: int) -> float:
+        return config["0"] / 16
+
+    for weights in ("paper", "balanced", shrinking):
+        pairs = zip(gradients(weights, steps=6), gradients(weights, True, steps=6), strict=True)
+        for eager, graphs in pairs:
+            torch.testing.assert_close(graphs, eager)
+
+
+def test_losses_are_reported_unweighed() -> None:
+    model = converted()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    images, labels = images_and_labels(16)
+    paper, balanced = (
+        aw.SandwichStep(model, optimizer, F.cross_entropy, weights=rule)(images, labels).losses
+        for rule in ("paper", "balanced")
+    )
+    torch.testing.assert_close(balanced, paper)
+
+
+def test_a_step_refuses_bad_weights() -> None:
+    model = converted()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(aw.AnywidthError, match="sum"):
+        aw.SandwichStep(model, optimizer, F.cross_entropy, weights="sum")
+    step = aw.SandwichStep(model, optimizer, F.cross_entropy, weights=[1, 1])
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(aw.AnywidthError, match="2 weights"):
+        step(*images_and_labels(16))
+    assert all(map(torch.equal, before, model.parameters()))

@@ -22,7 +22,11 @@ class EagerEngine:
         self.objective = objective
 
     def gradients(
-        self, configs: Sequence[ChannelConfig], inputs: Any, targets: Any
+        self,
+        configs: Sequence[ChannelConfig],
+        weights: Sequence[float],
+        inputs: Any,
+        targets: Any,
     ) -> tuple[list[Tensor], list[Any]]:
         """Leaves the summed gradients of all widths in the parameters; returns losses, outputs."""
         # Those the optimiser does not hold would pile up, and count where all are clipped.
@@ -30,12 +34,12 @@ class EagerEngine:
         self.optimizer.zero_grad(set_to_none=True)
         losses: list[Tensor] = []
         outputs: list[Any] = []
-        for config in configs:
+        for config, weight in zip(configs, weights, strict=True):
             teacher = outputs[0] if outputs else None
             # Backward too: checkpointed activations are computed anew there.
             with at_width(self.model, config):
                 loss, output = self.objective.forward(self.model, config, inputs, targets, teacher)
-                loss.backward()
+                (loss if weight == 1 else weight * loss).backward()
             losses.append(loss.detach())
             outputs.append(detached(output))
         return losses, outputs

@@ -87,28 +87,34 @@ class GraphEngine:
         self.places: list[tuple[int, bool]] = []
         self.parameters: list[nn.Parameter] = []
         self.sums: list[Tensor] = []
+        self.weight = torch.ones(())  # of the width whose gradients are computed
         self.read_cast: list[Tensor] = []
         self.casts: list[Tensor] = []
         self.teacher: Any = None
         self.bank: dict[ChannelConfig, Statistics] = {}  # of one norm: all know the same widths
 
     def gradients(
-        self, configs: Sequence[ChannelConfig], inputs: Any, targets: Any
+        self,
+        configs: Sequence[ChannelConfig],
+        weights: Sequence[float],
+        inputs: Any,
+        targets: Any,
     ) -> tuple[list[Tensor], list[Any]]:
         """Leaves the summed gradients of all widths in the parameters; returns losses, outputs.
 
         What is returned lies in the engine's buffers and holds until the next step.
         """
         if not self.can_capture or not self._take(inputs, targets):
-            return self.fallback.gradients(configs, inputs, targets)
+            return self.fallback.gradients(configs, weights, inputs, targets)
         torch._foreach_zero_(self.sums)
         losses: list[Tensor] = []
         outputs: list[Any] = []
         for index, config in enumerate(configs):
             key = (config, index > 0 and self.objective.distill is not None)
+            self.weight.fill_(weights[index])
             done = self._replay(key) or self._first_sight(key)
             if done is None:
-                return self.fallback.gradients(configs, inputs, targets)
+                return self.fallback.gradients(configs, weights, inputs, targets)
             if index == 0:
                 copy_into(self.teacher, done.output)
             losses.append(done.loss)
@@ -178,6 +184,7 @@ class GraphEngine:
         self.bank = norms[0].__dict__["_bank"] if norms else {}
         self.batch = map_tensors(_buffer_like, batch)
         self.sums = [torch.zeros_like(p) for p in self.parameters]
+        self.weight = torch.ones((), device=self.all_parameters[0].device)
         dtype = self.objective.autocast
         self.read_cast = [] if dtype is None else list(weights_read_cast(self.model))
         self.casts = [torch.empty_like(p, dtype=dtype) for p in self.read_cast]
@@ -234,7 +241,10 @@ class GraphEngine:
             with weights_cast_to(self.read_cast, self.casts):
                 loss, output = self.objective.forward(self.model, config, *self.batch, teacher)
             with gradients_added_to(self.parameters, self.sums):
-                found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+                # In a buffer, because a graph keeps the plain numbers it was captured with.
+                found = torch.autograd.grad(
+                    loss, self.parameters, self.weight.to(loss.dtype), allow_unused=True
+                )
         pairs = [(t, g) for t, g in zip(self.sums, found, strict=True) if g is not None]
         for total, _ in pairs:
             mark_used(total)
