@@ -1,4 +1,4 @@
-"""Errors of several settings set against each other, seed by seed, and put into words."""
+"""Compare the errors of settings seed by seed, and put the result into words."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from anywidth.errors import AnywidthError
 from anywidth.measuring.spectra import Spectrum
 
 METRIC = "top1_error"
-# Networks whose error lies no further below that of guessing have learned nothing, in points.
+# A network has learned nothing if its error is not further below guessing, in points.
 NEAR_CHANCE = 1.0
 
-GUESSING = "; all that are compared do no better than guessing: train longer"
+GUESSING = "; none of them is better than guessing: train longer"
 
 # (network, label of the setting)
 Line = tuple[str, str]
@@ -24,13 +24,13 @@ Line = tuple[str, str]
 
 @dataclass(frozen=True)
 class Results:
-    """What a study measured, and what the paper printed for the same settings.
+    """The measurements of a study, and the paper's numbers for the same settings.
 
     Args:
         spectra: line → seed → spectrum.
-        paper: line → width → top-1 error; lines the paper has no numbers for are left out.
-        classes: how many there are to choose from, where that is known.
-        test_images: how many the errors were measured with, where that is known.
+        paper: line → width → top-1 error, for the lines that the paper has numbers for.
+        classes: the number of classes, if known.
+        test_images: the number of images the errors were measured with, if known.
     """
 
     spectra: Mapping[Line, Mapping[int, Spectrum]]
@@ -40,7 +40,7 @@ class Results:
 
     def seeds(self, line: Line) -> Mapping[int, Spectrum]:
         if line not in self.spectra:
-            raise AnywidthError(f"no results of {line}; there are {list(self.spectra)}")
+            raise AnywidthError(f"no results for {line}: expected one of {list(self.spectra)}")
         return self.spectra[line]
 
     def widths(self, line: Line) -> list[float]:
@@ -50,14 +50,14 @@ class Results:
         return sorted(set.intersection(*found))
 
     def errors(self, line: Line, widths: Sequence[float]) -> list[float]:
-        """The mean error over some widths, one for each seed."""
+        """The mean error over some widths, one value per seed."""
         return [
             statistics.mean(one.at(width).metrics[METRIC] for width in widths)
             for one in self.seeds(line).values()
         ]
 
     def learned_nothing(self, errors: Sequence[float]) -> bool:
-        """Whether all errors are those of guessing, so that their order says nothing."""
+        """Whether no error is better than guessing, so that their order means nothing."""
         return self.classes is not None and min(errors) >= chance(self.classes) - NEAR_CHANCE
 
     def sampling_error(self, one: float, other: float) -> float:
@@ -83,7 +83,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """Something the paper found, and whether it holds in our numbers."""
+    """A finding of the paper, and whether it holds in our numbers."""
 
     verdict: Verdict
     text: str
@@ -100,8 +100,8 @@ def chance(classes: int) -> float:
 def judge(values: Sequence[float], limit: float = 0.0, noise: float = 0.0) -> Verdict:
     """Whether the mean of the seeds is at most `limit`.
 
-    It is too close to call where the seeds differ by more than the mean lies from the limit. One
-    seed alone knows no spread, so that `noise` stands in for it.
+    It is too close to call if the standard deviation of the seeds is larger than the distance of
+    the mean from the limit. With one seed, `noise` takes the place of the deviation.
     """
     mean = statistics.mean(values)
     spread = statistics.stdev(values) if len(values) > 1 else noise
@@ -121,18 +121,18 @@ def compare(
     at_least: bool = False,
     same_weights: bool = False,
 ) -> Finding:
-    """How the error of one setting lies to another's, in the mean over some widths.
+    """Compare the errors of two settings, in the mean over some widths.
 
     Args:
-        claim: what the paper says, in words.
-        results: of the study.
-        network: whose lines they are.
+        claim: the paper's finding, in words.
+        results: the results of the study.
+        network: the network of both settings.
         one: the label of the first setting.
-        other: and of the second.
-        widths: the mean is over these.
-        limit: the claim holds if the first's error exceeds the second's by at most this.
-        at_least: the claim holds if it exceeds it by at least this instead.
-        same_weights: one training measured twice, so that small differences count too.
+        other: the label of the second setting.
+        widths: the widths of the mean.
+        limit: the claim holds if the first error exceeds the second by at most this.
+        at_least: the claim holds if it exceeds it by at least `limit` instead.
+        same_weights: both measure the same trained network, so small differences count too.
     """
     first, second = (network, one), (network, other)
     common = [s for s in results.seeds(first) if s in results.seeds(second)]
@@ -166,7 +166,7 @@ def spell(values: Sequence[float]) -> str:
 
 
 def spell_spread(values: Sequence[float], paper: float | None, noise: float = 0.0) -> str:
-    """The spread over the seeds, and the paper's difference where it printed one."""
+    """The spread over the seeds, and the paper's difference if it printed one."""
     spread = f"one seed, ± {noise:.2f} by the number of test images" if noise else "one seed"
     if len(values) > 1:
         spread = f"± {statistics.stdev(values):.2f} over {len(values)} seeds"

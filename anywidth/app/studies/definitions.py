@@ -1,4 +1,4 @@
-"""The studies, a row each: the networks they train and how they measure them."""
+"""The studies, one row each: the networks they train and how they measure them."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ US_V2 = training(MOBILENET_V2)
 S_V2 = training(MOBILENET_V2, method="s")
 I_V2 = tuple(training(MOBILENET_V2, method="i", width=w) for w in MOBILENET_V2.widths)
 NONUNIFORM = training(MOBILENET_V1, nonuniform=True)
-# As many configurations as d = 8 has: the 1,513 of d = 1 do not fit in memory as captured graphs.
+# As many configurations as with d = 8: captured graphs of all 1,513 do not fit in memory.
 US_V1_BY_ONE = training(MOBILENET_V1, divisor=1, lattice=187)
-# Only `drawn-widths` draws random widths from so few configurations, to show what that does.
+# Only `drawn-widths` draws from so few configurations, to show the effect.
 FEW = 16
-# An eighth of the minutes that its trainings took, eight processes side by side under MPS.
+# Minutes are an eighth of the sum over trainings: eight ran side by side under MPS.
 H200 = "CIFAR-10, an H200"
 
 
 def _us(label: str, one: Training = US_V1, paper: tuple[str, str] | None = None) -> Setting:
-    """A line of MobileNet v1's for which the paper's default US-Net is the unchanged one."""
+    """A line of MobileNet v1; without changes it is the paper's default US-Net."""
     if one == US_V1 and paper is None:
         paper = ("main", "us-net")
     return Setting(label, MOBILENET_V1, (one,), CALIBRATED, paper=paper)
@@ -132,7 +132,7 @@ STUDIES: tuple[Study, ...] = (
     Study(
         "bn-statistics",
         "table 3",
-        "batch-norm statistics after training: averages over all images or few, or none at all",
+        "batch-norm statistics after training: averages over all or few images, or none",
         tuple(
             Setting(
                 label,
@@ -171,7 +171,7 @@ STUDIES: tuple[Study, ...] = (
     Study(
         "number-of-widths",
         "figure 9",
-        "n = 3, 4 and 5 widths a step",
+        "n = 3, 4 and 5 widths per step",
         (
             _us("n = 3", training(MOBILENET_V1, widths_per_step=3)),
             _us("n = 4"),
@@ -196,7 +196,7 @@ STUDIES: tuple[Study, ...] = (
     Study(
         "nonuniform",
         "figure 10",
-        "a network trained with a width for each layer, one stage of five narrowed by 0.6",
+        "a network trained with a separate width per layer, one stage of five narrowed by 0.6",
         (
             _us("trained uniform"),
             Setting("uniform", MOBILENET_V1, (NONUNIFORM,), STAGES, "uniform"),

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Between what lies furthest from the means and the frame, as a share of the axis.
+# Space between the outermost band and the frame, as a share of the axis.
 _MARGIN = 0.03
 
 
 def draw(picture: Picture, results: Results, out: Path) -> list[Path]:
-    """Writes a figure as PNG and SVG."""
+    """Write a figure as PNG and SVG."""
     written = []
     with style():
         figure = study_figure(picture, results)
@@ -42,7 +42,7 @@ def study_figure(picture: Picture, results: Results) -> Figure:
     named = [replace(mean, name=picture.legend.get(mean.name, mean.name)) for mean in means]
     figure = spectra_figure(named, METRIC, picture.title)
     axes = figure.axes[0]
-    # A line was drawn for each setting, in their order, its points sorted by their cost.
+    # There is one line per setting, in order, with its points sorted by cost.
     for drawn, one in zip(axes.lines, by_seed, strict=True):
         seeds = [
             sorted((point.macs, point.metrics[METRIC]) for point in spectrum.points)
@@ -62,7 +62,7 @@ def study_figure(picture: Picture, results: Results) -> Figure:
 def _make_room(
     axes: Axes, means: Sequence[float], low: Sequence[float], high: Sequence[float]
 ) -> None:
-    """Extends the axis to what lies around the means on it; means that fail stay outside."""
+    """Extend the axis so that the bands of all visible means fit."""
     bottom, top = axes.get_ylim()
     shown = [bottom <= mean <= top for mean in means]
     lowest = min(itertools.compress(low, shown), default=top)

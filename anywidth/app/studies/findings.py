@@ -24,13 +24,13 @@ V1, V2 = "mobilenet_v1", "mobilenet_v2"
 TABLE = (0.25, 0.5, 0.75, 1.0)
 SWITCHES = {V1: TABLE, V2: (0.35, 0.5, 0.75, 1.0)}
 
-# "Better" means a difference that can be seen, in points; the errors have two decimals.
+# "Better" means a visible difference, in points; errors have two decimals.
 BETTER = -0.01
-# "As good as" means no more than this above, in points; the paper's own differences are 0.1.
+# "As good as" means at most this much worse, in points; the paper's own differences are 0.1.
 SAME = 0.2
-# A network that fails at a width is at least this much worse there, in points.
+# "Fails" means at least this much worse, in points.
 FAILURE = 5.0
-# A network that is close to another is at most this much worse, in points.
+# "Close" means at most this much worse, in points.
 CLOSE = 0.5
 
 
@@ -127,7 +127,7 @@ def number_of_widths(results: Results) -> list[Finding]:
     widths = results.widths((V1, "n = 4"))
     return [
         compare(
-            "Four widths a step are better than three",
+            "Four widths per step are better than three",
             results, V1, "n = 4", "n = 3", widths, BETTER,
         ),
         compare("Four are as good as five", results, V1, "n = 4", "n = 5", widths, SAME),
@@ -146,7 +146,7 @@ def drawn_widths(results: Results) -> list[Finding]:
     found = []
     for claim, line, is_bad in (
         ("A width between those that were drawn can fail", among_few, True),
-        ("Where all are drawn none fails", among_all, False),
+        ("If all widths are drawn, none fails", among_all, False),
     ):
         height, width = worst[line]
         holds = (height >= FAILURE) == is_bad
@@ -158,7 +158,7 @@ def drawn_widths(results: Results) -> list[Finding]:
 
 
 def _highest_peak(spectrum: Spectrum) -> tuple[float, float]:
-    """By how much a width's error exceeds those of the next narrower and wider, and which."""
+    """How far the worst width's error is above both neighbours, and that width."""
     known = sorted((p.width, p.metrics[METRIC]) for p in spectrum.points if p.width is not None)
     return max(
         (error - max(before, after), width)
@@ -235,7 +235,7 @@ def nonuniform(results: Results) -> list[Finding]:
 
 
 def excess_error(spectrum: Spectrum, reference: Spectrum) -> float:
-    """The mean of how far a spectrum lies above another at its own multiply-adds."""
+    """The mean distance of a spectrum above another at the same multiply-adds."""
     known = sorted((point.macs, point.metrics[METRIC]) for point in reference.points)
     return statistics.mean(
         point.metrics[METRIC] - _interpolate(known, point.macs)

@@ -1,4 +1,4 @@
-"""Evaluating a trained network at the widths, and with the statistics, that a study asks for."""
+"""Evaluate a trained network at the widths, and with the statistics, of a study."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from anywidth.slimming.norm_statistics import uncalibrated_allowed
 from anywidth.training.calibration import calibrate, load_statistics
 from anywidth.width import ChannelConfig, Width
 
-# Global widths of the networks with one stage narrowed, and by how much (the paper's 0.6).
+# Step of the global widths with one stage narrowed, and the narrowing (the paper's 0.6).
 STAGE_STEP = 0.05
 NARROWING = 0.6
 # Base channels of MobileNet v1's five stages of resolution.
@@ -33,9 +33,9 @@ NO_STATISTICS: tuple[dict[str, Any], dict[str, str]] = ({}, {"widths": "[]"})
 def measure(
     trained: TrainedClassifier, measurement: Measurement, network: Network
 ) -> dict[str, Spectrum]:
-    """The spectra of one measurement, by part; the run on disk stays as it was trained."""
+    """The spectra of one measurement, by part; the run on disk is not changed."""
     model, settings = trained.model, trained.settings
-    # An earlier measurement has left its statistics; the full width's are in the weights.
+    # An earlier measurement may have changed statistics; those of full width are in the weights.
     load_weights(model, trained.run.model_tensors(), trained.run.folder)
     load_statistics(model, *trained.run.load_part("statistics"))
     parts = _widths(plan_of(model), settings, measurement, network)
@@ -58,7 +58,7 @@ def measure(
 
 
 def image_count(trained: TrainedClassifier, measurement: Measurement) -> int | None:
-    """How many training images post-statistics average; None where there are none."""
+    """The number of training images for statistics; None if there are no post-statistics."""
     if measurement.statistics in ("trained", "cut"):
         return None
     assert trained.data is not None
@@ -68,7 +68,7 @@ def image_count(trained: TrainedClassifier, measurement: Measurement) -> int | N
 
 
 def stage_groups(plan: Plan) -> list[list[str]]:
-    """The groups of each of MobileNet v1's stages, by their base channels."""
+    """The groups of each stage of MobileNet v1, by their base channels."""
     return [
         [group.name for group in plan.elastic() if group.channels == channels]
         for channels in STAGE_CHANNELS
@@ -78,7 +78,7 @@ def stage_groups(plan: Plan) -> list[list[str]]:
 def _widths(
     plan: Plan, settings: ClassificationSettings, measurement: Measurement, network: Network
 ) -> dict[str, dict[float, Width]]:
-    """For each part, the width a table shows → the width to run at."""
+    """Per part: width in the table → width to run at."""
     if measurement.widths == "trained":
         if settings.method == "i":
             return {"spectrum": {settings.width: 1.0}}
@@ -88,7 +88,7 @@ def _widths(
     uniform: dict[float, Width] = {w: w for w in spectrum_widths(settings.low, settings.high)}
     if measurement.widths == "spectrum":
         return {"spectrum": uniform}
-    # No stage becomes narrower than the network was trained for.
+    # No stage may be narrower than in training.
     lowest = round(STAGE_STEP * -(-settings.low // (NARROWING * STAGE_STEP)), 6)
     is_possible = lowest <= settings.high
     globally = spectrum_widths(lowest, settings.high, STAGE_STEP) if is_possible else []
@@ -104,7 +104,7 @@ def _narrowed(plan: Plan, groups: list[str], width: float) -> ChannelConfig:
 
 
 def samples_of(settings: ClassificationSettings, measurement: Measurement) -> int | None:
-    """How many training images are asked for; None asks for all."""
+    """The requested number of training images; None for all."""
     if measurement.samples == "recipe":
         return settings.calibration_samples
     return None if measurement.samples == "all" else measurement.samples

@@ -1,4 +1,4 @@
-"""The numbers the paper prints: top-1 errors on ImageNet, in percent."""
+"""The paper's numbers: top-1 errors on ImageNet, in percent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training in pieces: a run goes on where it was left, and keeps what each piece took."""
+"""Training in pieces: a run continues where it stopped, and records the time of each piece."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from anywidth.files import read_json, write_json
 _PIECES = "pieces.json"
 
 Piece = dict[str, Any]
-"""Steps, the seconds they took (loading, capturing and validating are in them), provenance.
+"""Steps, seconds (including loading, capturing and validating), provenance.
 
-One that was killed has no steps and seconds of its own, and `killed` says so.
+A killed piece has 0 steps and seconds, and is marked `killed`.
 """
 
 AnyTask = TypeVar("AnyTask", bound=AnySettings)
@@ -33,13 +33,13 @@ AnyTask = TypeVar("AnyTask", bound=AnySettings)
 def open_run(
     folder: Path, settings: Settings, unread: Collection[str] = (), option: str = "--out"
 ) -> Run:
-    """A new run, or the one that is there if it was begun with the same configuration.
+    """A new run, or the existing run if it has the same settings.
 
     Args:
-        folder: of the run.
-        settings: what to train.
-        unread: fields that may differ: they say how to train and not what, or nobody reads them.
-        option: of the command line, which chose the folder.
+        folder: the folder of the run.
+        settings: the settings of the run.
+        unread: fields that may differ, because they do not change the result.
+        option: the command-line option that chose the folder, for errors.
     """
     if not (folder / "config.json").exists():
         return Run.create(folder, settings)
@@ -51,14 +51,14 @@ def open_run(
 def check_same(
     run: Run, settings: Settings, unread: Collection[str] = (), option: str = "--out"
 ) -> None:
-    """Refuses a run that was begun with another configuration; arguments as for `open_run`."""
+    """Refuse a run that has other settings; arguments as in `open_run`."""
     wanted, begun = to_json(settings), to_json(run.read_settings(type(settings)))
     other = sorted({name for name in wanted if begun[name] != wanted[name]} - set(unread))
     if other:
         named = ", ".join(f"{name} {begun[name]!r}, not {wanted[name]!r}" for name in other)
         raise AnywidthError(
-            f"{run.folder} was begun with {named}: repeat the options it was begun with, or choose "
-            f"another {option}"
+            f"{run.folder} was started with {named}: use the same options, or choose another "
+            f"{option}"
         )
 
 
@@ -68,12 +68,12 @@ def train_piece(
     train_run: Callable[[Run, AnyTask], bool],
     deadline: float | None = None,
 ) -> tuple[bool, Piece]:
-    """Trains until the end or the deadline; whether it is done, and what was done.
+    """Train until the end or the deadline; returns whether the run is done, and the piece.
 
     Args:
-        run: to go on with.
-        settings: of the run.
-        train_run: of its task; it saves a checkpoint and returns false when asked to stop.
+        run: the run to continue.
+        settings: its settings.
+        train_run: of its task; saves a checkpoint and returns false when it is stopped.
         deadline: by `time.time`.
     """
     if run.finished or (deadline is not None and time.time() >= deadline):
@@ -95,7 +95,7 @@ def train_piece(
 
 @contextlib.contextmanager
 def terminated_at(deadline: float | None) -> Iterator[None]:
-    """Sends SIGTERM to this process at a `time.time`, which the training loop takes to stop."""
+    """Send SIGTERM to this process at the deadline, which stops the training loop."""
     if deadline is None:
         yield
         return
@@ -110,7 +110,7 @@ def terminated_at(deadline: float | None) -> Iterator[None]:
 
 
 def read_pieces(folder: Path) -> list[Piece]:
-    """What each piece of a run took, and the versions and device that made it."""
+    """The pieces of a run: steps, seconds, versions and device."""
     path = folder / _PIECES
     if not path.exists():
         return []
@@ -120,7 +120,7 @@ def read_pieces(folder: Path) -> list[Piece]:
     except AnywidthError as error:
         raise AnywidthError(f"{error}; {cure}") from error
     if not isinstance(pieces, list) or not all(map(_is_piece, pieces)):
-        raise AnywidthError(f"{path}: damaged, for it holds no steps and seconds; {cure}")
+        raise AnywidthError(f"{path}: damaged, it has no steps and seconds; {cure}")
     return pieces
 
 

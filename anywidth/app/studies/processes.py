@@ -1,4 +1,4 @@
-"""Working through many trainings, several at once, until they are done or time is up."""
+"""Work through many trainings, several at once, until they are done or time is up."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ DONE, STOPPED, FAILED = "done", "stopped", "failed"
 
 
 class Stopped(BaseException):
-    """Ctrl-C, SIGTERM or the end of the time given; raised wherever the program is just then.
+    """Raised by Ctrl-C, SIGTERM or the deadline, wherever the program is at that moment.
 
-    Only the training loop is spared: it takes these signals itself, and saves a checkpoint.
+    Only the training loop handles these signals itself, and saves a checkpoint.
     """
 
 
@@ -40,17 +40,16 @@ def work_through(
     deadline: float | None = None,
     report: Callable[[str], None] = print,
 ) -> bool:
-    """Trains and measures all that is not done; false if it was stopped before the end.
+    """Train and measure everything that is missing; false if it was stopped before the end.
 
-    What is finished stays finished whatever happens, and what is not goes on from its last
-    checkpoint the next time.
+    Finished trainings are kept; others continue from their last checkpoint the next time.
 
     Args:
-        jobs: in the order to work in.
-        parallel: how many at once; more than one are processes of their own, which share a CPU's
-            cores evenly and write what they show to files in `logs/`.
+        jobs: the jobs, in order.
+        parallel: number of jobs at once; if more than one, each has its own process, an even share
+            of the CPU cores, and a file in `logs/` for its output.
         deadline: `time.time()` at which to stop.
-        report: is given a line when something begins or ends.
+        report: called with one line when a job starts or ends.
     """
     for job in jobs:
         check_choices(job.settings)
@@ -68,7 +67,7 @@ def work_through(
 
 
 class _Reporter:
-    """Counts what is done and says so."""
+    """Counts finished jobs and reports them."""
 
     def __init__(self, write: Callable[[str], None], total: int, waiting: int) -> None:
         self._write, self._total, self._done = write, total, total - waiting
@@ -76,7 +75,7 @@ class _Reporter:
         write(f"{trainings}, {self._done} of them done")
 
     def begin(self, job: Job) -> None:
-        self._write(f"{job.name}: begins")
+        self._write(f"{job.name}: started")
 
     def end(self, job: Job, seconds: float) -> None:
         self._done += 1
@@ -168,9 +167,9 @@ def _answer(ready: Connection, process: SpawnProcess) -> tuple[str, str]:
 
 
 def _work_alone(job: Job, threads: int, answer: Connection) -> None:
-    """One job in a process of its own, which ends with the process that started it."""
+    """One job in its own process, which ends together with its parent."""
     if hasattr(os, "setpgrp"):
-        os.setpgrp()  # Ctrl-C reaches the first process alone, which then stops its own
+        os.setpgrp()  # Ctrl-C only reaches the parent, which then stops its children
     torch.set_num_threads(min(threads, torch.get_num_threads()))
     log = job.out / "logs" / f"{job.name}.txt"
     try:
@@ -194,8 +193,8 @@ def _work_alone(job: Job, threads: int, answer: Connection) -> None:
         except Exception as error:
             traceback.print_exc()
             sys.stderr.flush()
-            state, text = FAILED, f"{type(error).__name__}: {error}; all of it is in {log}"
-        with contextlib.suppress(OSError):  # nobody may be left to be told
+            state, text = FAILED, f"{type(error).__name__}: {error}; the traceback is in {log}"
+        with contextlib.suppress(OSError):  # the parent may be gone
             answer.send((state, text))
 
 
@@ -208,5 +207,5 @@ def _follow_parent() -> None:
 
 def _failure(job: Job, text: str) -> AnywidthError:
     return AnywidthError(
-        f"{job.name}: {text}. What is finished is kept; the same command goes on with the rest"
+        f"{job.name}: {text}. Finished trainings are kept; the same command continues the others"
     )

@@ -1,4 +1,4 @@
-"""Where a number comes from: the versions, the commit and the device that made it."""
+"""The origin of a number: versions, commit and device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anywidth.distributed import device_name
 
 
 def provenance(device: torch.device) -> dict[str, str]:
-    """Versions, commit and device of the present process."""
+    """Versions, commit and device of this process."""
     return {
         "anywidth": __version__,
         "commit": commit(),
@@ -25,10 +25,10 @@ def provenance(device: torch.device) -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit of the running code, marked if changed since; `unknown` outside a clone."""
+    """The commit of the running code, marked if it has changes; `unknown` outside a clone."""
     root = Path(anywidth.__file__).parents[1]
     if _git(root, "rev-parse", "--show-toplevel") != str(root.resolve()):
-        return "unknown"  # installed somewhere, perhaps inside another project's repository
+        return "unknown"  # installed, perhaps inside another project's repository
     changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", "anywidth")
     return _git(root, "rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
 

@@ -1,4 +1,4 @@
-"""Writing a finished study: its page, its numbers, its figures."""
+"""Write a finished study: its page, its numbers, its figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from anywidth.app.studies.trainings import (
 from anywidth.app.tasks.classification.task import ClassificationSettings
 from anywidth.files import write_atomically, write_json
 
-# What a page says of a recipe, and how.
+# The fields of a recipe that a page shows, and their names there.
 _RECIPE = {
     "epochs": "epochs",
     "batch_size": "batches of",
@@ -38,14 +38,14 @@ _RECIPE = {
 def write_study(
     study: Study, jobs: Sequence[Job], seeds: int, out: Path, command: str
 ) -> tuple[Path, list[Finding]]:
-    """Writes NAME.md, .csv, .json and figures; returns the page and the findings.
+    """Write NAME.md, .csv, .json and figures; return the page and the findings.
 
     Args:
-        study: all of whose trainings are done and measured.
+        study: a study whose trainings are done and measured.
         jobs: its trainings.
-        seeds: how many seeds of each.
-        out: the studies' folder.
-        command: what repeats it.
+        seeds: number of seeds per training.
+        out: the folder of the studies.
+        command: the command that repeats it.
     """
     results = collect(study, seeds, out, read_class_count(jobs[0]), read_test_image_count(jobs[0]))
     found = study.find(results)
@@ -61,7 +61,7 @@ def write_study(
 
 
 def facts_of(study: Study, jobs: Sequence[Job], seeds: int, command: str) -> dict[str, str]:
-    """What made the numbers, from the records of the trainings themselves."""
+    """How the numbers were made, from the records of the trainings."""
     settings = jobs[0].settings
     pieces = [piece for job in jobs for piece in read_pieces(job.folder)]
     minutes = sum(piece["seconds"] for piece in pieces) / 60
@@ -91,7 +91,7 @@ def _killed(pieces: Sequence[dict[str, Any]]) -> str:
     count = sum(bool(piece.get("killed")) for piece in pieces)
     if not count:
         return ""
-    return f", without what {count} stretch{'es' * (count > 1)} took that ended by a kill"
+    return f", without {count} piece{'s' * (count > 1)} that ended in a kill"
 
 
 def _measured_elsewhere(jobs: Sequence[Job], pieces: Sequence[dict[str, Any]]) -> str:
@@ -101,7 +101,7 @@ def _measured_elsewhere(jobs: Sequence[Job], pieces: Sequence[dict[str, Any]]) -
 
 
 def _statistics(study: Study, jobs: Sequence[Job]) -> str:
-    """Over how many images batch norm was calibrated; for each row of its own where they differ."""
+    """The images that batch norm was calibrated with; row by row if they differ."""
     by_training = {job.training: job for job in jobs}
     averages = {}
     for setting in study.settings:
@@ -114,7 +114,7 @@ def _statistics(study: Study, jobs: Sequence[Job]) -> str:
 
 
 def _average(job: Job, measurement: Measurement) -> str:
-    """In words, with the images there were rather than those that were asked for."""
+    """In words, with the number of images that were available."""
     wanted, limit = samples_of(job.settings, measurement), job.settings.limit
     used = read_image_count(job, measurement)
     if used is None:  # a measurement of an older version
@@ -122,11 +122,11 @@ def _average(job: Job, measurement: Measurement) -> str:
     text = f"{measurement.statistics} averages over {used or 'all'} training images"
     if wanted is None or used is None or used == wanted:
         return text
-    return f"{text}, all there are of {wanted} asked for"
+    return f"{text} ({wanted} were asked for)"
 
 
 def _of_each(jobs: Sequence[Job], name: str) -> str:
-    """A field of the recipe: by network, or once where all are alike."""
+    """A field of the recipe: once if it is the same for all, else per network."""
     by_network = {job.settings.model: getattr(job.settings, name) for job in jobs}
     if len(set(by_network.values())) == 1:
         return str(getattr(jobs[0].settings, name))
@@ -134,9 +134,9 @@ def _of_each(jobs: Sequence[Job], name: str) -> str:
 
 
 def _random_widths(jobs: Sequence[Job]) -> dict[str, str]:
-    """From how many configurations US-Nets drew; nothing where there are none."""
+    """The number of configurations that US-Nets drew from; empty without US-Nets."""
     drawn = {
-        "a width for each layer"
+        "a separate width per layer"
         if job.settings.nonuniform
         else f"drawn from {job.settings.lattice or 'all'} uniform configurations"
         for job in jobs

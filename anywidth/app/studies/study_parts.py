@@ -1,4 +1,4 @@
-"""What a study is made of: networks to train, ways to measure them, and lines of a table."""
+"""The parts of a study: networks to train, ways to measure them, and lines of a table."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Network:
     """A network of the paper's tables.
 
     Args:
-        name: as `anywidth.models` and the paper's tables on file have it.
-        title: as people write it.
-        widths: those of the paper's tables.
+        name: in `anywidth.models` and in `paper_tables.csv`.
+        title: the name as people write it.
+        widths: the widths of the paper's tables.
     """
 
     name: str
@@ -27,9 +27,9 @@ class Network:
 
 @dataclass(frozen=True)
 class Training:
-    """One network to train: what it changes of its data's recipe.
+    """One network to train, and its changes to the recipe of the data set.
 
-    Two studies that ask for the same changes ask for the same name, so it is trained once.
+    Equal changes give equal names, so studies that need the same network train it once.
     """
 
     network: Network
@@ -47,7 +47,7 @@ class Training:
 
 
 def training(network: Network, **changes: Any) -> Training:
-    """A training with changes in one order, however they were written."""
+    """A training with its changes in a fixed order."""
     return Training(network, tuple(sorted(changes.items())))
 
 
@@ -56,13 +56,13 @@ class Measurement:
     """How a trained network is evaluated.
 
     Args:
-        name: of the file it is kept in.
-        statistics: of batch norm: as tracked in training, post-statistics by `"exact"` or
-            `"moving"` averages, or `"cut"`: the first of the full width's, which the library
-            itself refuses to use.
-        widths: those it was `"trained"` for alone, the whole `"spectrum"`, the paper's
-            `"table"`, or `"stages"` narrowed one by one.
-        samples: training images for post-statistics; `"recipe"` takes the recipe's number.
+        name: name of its file.
+        statistics: batch-norm statistics: `"trained"`, as tracked in training; `"exact"` or
+            `"moving"` averages after training; or `"cut"`, the first of the full width's, which
+            the library itself refuses to use.
+        widths: the widths it was `"trained"` for, the whole `"spectrum"`, the paper's `"table"`,
+            or `"stages"` narrowed one by one.
+        samples: training images for the statistics; `"recipe"` uses the recipe's number.
     """
 
     name: str
@@ -73,16 +73,16 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Setting:
-    """A line of a study's table: one network, or for I-Nets one a width.
+    """A line of a study's table: one network, or for I-Nets one network per width.
 
     Args:
         label: its name in tables and figures.
-        network: what was trained.
-        trainings: how; several are one line together.
-        measurement: and how it was measured.
+        network: the network that is trained.
+        trainings: the trainings of this line; I-Nets have several.
+        measurement: how they are measured.
         part: which spectrum of the measurement.
         kind: how a figure draws it, see `anywidth.measuring.spectra.KINDS`.
-        paper: table and setting in the paper's tables on file; None where it printed no numbers.
+        paper: table and setting in `paper_tables.csv`; None if the paper has no numbers.
     """
 
     label: str
@@ -115,18 +115,18 @@ class Picture:
 
 @dataclass(frozen=True)
 class Study:
-    """A table or figure of the paper, to be repeated; or what the paper leaves open.
+    """A table or figure of the paper, or a question that the paper leaves open.
 
     Args:
         name: on the command line.
-        source: where in the paper it is; None if it is not there.
-        compares: what is compared, in a line.
+        source: the table or figure of the paper; None if it is not in the paper.
+        compares: the settings that it compares, in one line.
         settings: the lines of its table.
-        find: which of the paper's findings hold in the results.
-        widths: columns of the table; the network's own if not given.
-        pictures: its figures; one for each network if not given.
-        seeds: how many, unless told otherwise, of data that is trained on a GPU.
-        minutes: where measured: data and machine → minutes for one seed.
+        find: returns which of the paper's findings hold in the results.
+        widths: columns of the table; the network's widths if not given.
+        pictures: its figures; one per network if not given.
+        seeds: default number of seeds for data that is trained on a GPU.
+        minutes: measured minutes per seed: data and machine → minutes.
     """
 
     name: str
@@ -141,7 +141,7 @@ class Study:
 
     @property
     def place(self) -> str:
-        """Where in the paper it is, in words."""
+        """Its place in the paper, in words."""
         return "not in the paper" if self.source is None else f"{self.source} of the paper"
 
     @property

@@ -1,7 +1,7 @@
-"""One recipe for each data set, the same for I-, S- and US-Nets, tuned on I-Nets.
+"""One recipe per data set, the same for I-, S- and US-Nets, tuned on I-Nets.
 
-But for one setting: on CIFAR-10 MobileNet v2's classifier learns at a tenth of the learning rate
-because US-Nets collapse otherwise; I-Nets do no worse so.
+There is one exception: on CIFAR-10 the classifier of MobileNet v2 learns at a tenth of the learning
+rate, because US-Nets collapse otherwise. I-Nets trained this way are no worse.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ def study_recipe(
     device: str = "auto",
     changes: Mapping[str, str] | None = None,
 ) -> ClassificationSettings:
-    """What every training of a network on some data has in common.
+    """The settings that all trainings of a network on a data set share.
 
     Args:
         data: bundled, cifar10, or folder (ImageNet's layout).
-        network: its range of widths and switches are those of the paper's tables.
-        data_dir: where the data lies.
-        epochs: the recipe's if not given.
+        network: gives the range of widths and the switches, as in the paper's tables.
+        data_dir: the folder of the data.
+        epochs: the recipe's number if not given.
         device: auto, cpu, cuda or cuda:N.
-        changes: fields of the configuration, as text; a study's own settings come after them.
+        changes: fields to change, as text; the study's own settings are applied after them.
     """
     if data not in DATA:
         raise AnywidthError(f"--data {data!r}: expected one of {', '.join(DATA)}")
     if data != "bundled" and data_dir is None:
-        raise AnywidthError(f"--data {data} needs --data-dir: the folder that holds it")
+        raise AnywidthError(f"--data {data} needs --data-dir, the folder of the data")
     recipes = {
         "bundled": bundled(network),
         "cifar10": cifar10(network),
@@ -64,15 +64,15 @@ def study_recipe(
 
 
 def bundled(network: Network) -> ClassificationSettings:
-    """Short enough that `main` takes two CPU cores under half an hour.
+    """The recipe for bundled images: `main` takes less than half an hour on two CPU cores.
 
-    Chosen with 4 epochs by the error of I-Nets on a tenth of the training images held out, one
-    seed each: learning rates 0.05 and 0.1 (MobileNet v1 at 0.25, 0.5 and 1.0: 19.7, 17.0, 15.1 %
-    against 17.2, 14.8, 16.6 %; v2 at 0.35: 16.6 against 16.1 %); batches of 32 with half the rate
-    (16.1 % at 0.25 and 0.5, a fifth slower); total stride 32 with twice the epochs in the same time
-    (v1 15.3 % at 0.25 and 18.5 % at 1.0, but v2 21.8 % at 0.35); weight decay 1e-3 and 3e-3 (no
-    difference). Then with 5 epochs: a tenth of the learning rate for the classifier, mean of four
-    widths, v1 15.1 against 14.9 %, v2 14.0 against 17.3 %; so v2 has it.
+    Tuned with 4 epochs by the error of I-Nets on a held-out tenth of the training images, one seed
+    each: learning rates 0.05 and 0.1 (MobileNet v1 at 0.25, 0.5 and 1.0: 19.7, 17.0, 15.1 % and
+    17.2, 14.8, 16.6 %; v2 at 0.35: 16.6 and 16.1 %); batches of 32 with half the rate (16.1 % at
+    0.25 and 0.5, a fifth slower); total stride 32 with twice the epochs in the same time (v1 15.3 %
+    at 0.25 and 18.5 % at 1.0, but v2 21.8 % at 0.35); weight decay 1e-3 and 3e-3 (no difference).
+    Then with 5 epochs, a tenth of the learning rate for the classifier or the full rate, mean of
+    four widths: v1 15.1 and 14.9 %, v2 14.0 and 17.3 %. Therefore v2 uses a tenth.
     """
     return ClassificationSettings(
         data="bundled",
@@ -92,13 +92,13 @@ def bundled(network: Network) -> ClassificationSettings:
 def cifar10(network: Network) -> ClassificationSettings:
     """`cifar10_mobilenet_v1` or `_v2`, with strides for 32 px (total stride 8), made for a GPU.
 
-    A fifth of the training images calibrates, augmented as in training: over the images as they
+    Calibration uses a fifth of the training images, augmented as in training. With images as they
     are, which the networks know by heart, I-Nets were 0.2 to 1.2 points worse than with the
-    statistics they tracked, over augmented ones within 0.15.
+    statistics tracked in training; with augmented images they were within 0.15 points.
 
-    Chosen by the error of full-width I-Nets on a tenth of the training images held out, among 19
-    settings for MobileNet v1 and six for v2; `docs/results.md` has them all. Four of the six are
-    alike, and v2's has the slower classifier because US-Nets collapse otherwise.
+    Tuned by the error of full-width I-Nets on a held-out tenth of the training images, among 19
+    settings for MobileNet v1 and six for v2; `docs/results.md` lists them. Four of the six are
+    alike; v2 uses the one with the slower classifier, because US-Nets collapse with the others.
     """
     ready = {"mobilenet_v1": cifar10_mobilenet_v1, "mobilenet_v2": cifar10_mobilenet_v2}
     return replace(

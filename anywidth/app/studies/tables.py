@@ -27,7 +27,7 @@ def collect(
     classes: int | None = None,
     test_images: int | None = None,
 ) -> Results:
-    """Reads what the trainings of a study left on disk; the last two are as in `Results`."""
+    """Read the measurements of a study from disk; `classes`, `test_images` as in `Results`."""
     spectra: dict[Line, dict[int, Spectrum]] = {}
     paper: dict[Line, dict[float, float]] = {}
     for setting in study.settings:
@@ -49,7 +49,7 @@ def _spectrum(setting: Setting, seed: int, out: Path) -> Spectrum:
 
 
 def to_csv(results: Results) -> str:
-    """A row for each network, setting, seed and width."""
+    """One row per network, setting, seed and width."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)
@@ -70,13 +70,13 @@ def to_markdown(
     facts: Mapping[str, str],
     found: Sequence[Finding],
 ) -> str:
-    """The page of a study: what was done, tables, figures, and which findings hold."""
+    """The page of a study: how it was made, tables, findings and figures."""
     lines = [f"# {study.name}", "", _heading(study), ""]
     lines += [f"- {name}: {value}" for name, value in facts.items()]
     for network in study.networks:
         lines += ["", f"## {network.title}, top-1 error in percent", ""]
         lines += _table(study, network, results)
-    lines += ["", "## What holds", "", *(f"- {finding}" for finding in found)]
+    lines += ["", "## Findings", "", *(f"- {finding}" for finding in found)]
     lines += ["", "## Figures", ""]
     lines += [f"![{picture.title}]({picture.file}.png)" for picture in study.figures()]
     return "\n".join([*lines, ""])
@@ -114,7 +114,7 @@ def _errors(results: Results, line: Line, width: float) -> list[float]:
 
 
 def _costs(settings: Sequence[Setting], columns: Sequence[float], results: Results) -> list[str]:
-    """What a width costs, in the first setting that has it."""
+    """The multiply-adds of each width, from the first setting that has it."""
     cells = []
     for width in columns:
         points = [

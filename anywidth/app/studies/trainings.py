@@ -1,10 +1,10 @@
-"""The trainings of studies on disk: each done once, in pieces if need be, and then measured.
+"""The trainings of studies on disk: each is trained once, in pieces if need be, then measured.
 
     OUT/runs/NAME-seed-N/                    a run's folder, see `anywidth.app.runs.run`
-    OUT/runs/NAME-seed-N/pieces.json         what it took, and what made it
-    OUT/runs/NAME-seed-N/measurements/       a file for each measurement
+    OUT/runs/NAME-seed-N/pieces.json         its steps and seconds, versions and device
+    OUT/runs/NAME-seed-N/measurements/       one file per measurement
 
-A training whose measurements are all there needs nothing else: its weights may be gone.
+A training with all its measurements is complete, even if its weights were deleted.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from anywidth.files import make_folder, read_json, remove, write_json
 from anywidth.measuring.spectra import Spectrum
 
 _VERSION = 1
-# What every width of a measurement has.
+# The metrics that every width of a measurement has.
 _METRICS = {"top1_error", "top5_error", "loss"}
-# Fields that say where and how to train, not what: a run may go on elsewhere.
+# Fields that do not change the result: a run may continue elsewhere.
 _CIRCUMSTANCES = {"device", "data_dir", "workers"}
 # Fields that other methods do not read.
 _OF_US_NETS = {"rule", "widths_per_step", "lattice", "distill", "temperature", "truth"}
@@ -62,11 +62,11 @@ class Job:
 
     @property
     def unread(self) -> set[str]:
-        """Fields that may differ from those the run was begun with."""
+        """Fields that may differ from the settings of the existing run."""
         return _CIRCUMSTANCES | (set() if self.settings.method == "us" else _OF_US_NETS)
 
     def missing(self) -> list[Measurement]:
-        """The measurements still to be made; an error where the folder holds another training."""
+        """The missing measurements; raises if the folder holds another training."""
         if not (self.folder / "config.json").exists():
             return list(self.measurements)
         check_same(Run.open(self.folder), self.settings, self.unread)
@@ -79,13 +79,13 @@ def jobs_of(
     recipes: Mapping[str, ClassificationSettings],
     out: Path,
 ) -> list[Job]:
-    """What some studies need, nothing twice; the longest first, so that processes end together.
+    """The jobs of some studies, each once; the longest first, so that processes end together.
 
     Args:
         studies: the studies.
-        seeds: study → how many seeds.
-        recipes: network → what its trainings have in common.
-        out: the studies' folder.
+        seeds: study → number of seeds.
+        recipes: network → the settings that its trainings share.
+        out: the folder of the studies.
     """
     wanted: dict[tuple[int, Training], dict[Measurement, None]] = {}
     for study in studies:
@@ -110,7 +110,7 @@ def run_folder(out: Path, training: Training, seed: int) -> Path:
 
 
 def work_on(job: Job) -> bool:
-    """Trains and measures what is missing; false if the training was interrupted."""
+    """Train and measure what is missing; false if the training was interrupted."""
     make_folder(job.folder)
     _lock = lock_folder(job.folder, wait=True)  # a run has one writer
     missing = job.missing()
@@ -141,12 +141,12 @@ def work_on(job: Job) -> bool:
         )
     checkpoints = job.folder / "checkpoints"
     if checkpoints.is_dir():
-        remove(checkpoints)  # twice the size of the finished network, which has all of it
+        remove(checkpoints)  # twice the size of the finished network, and no longer needed
     return True
 
 
 def free_memory() -> None:
-    """Gives back what a training held, graphs and their memory on a GPU too."""
+    """Free the memory of a training, including graphs on a GPU."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -171,17 +171,17 @@ def read_measurement(folder: Path, measurement: Measurement, part: str) -> Spect
 
 
 def read_image_count(job: Job, measurement: Measurement) -> int | None:
-    """How many images a measurement calibrated with; None where its file does not say."""
+    """The number of calibration images of a measurement; None if its file does not say."""
     return _read_count(job, measurement, "images")
 
 
 def read_test_image_count(job: Job) -> int | None:
-    """How many images errors were measured with; None where the file does not say."""
+    """The number of test images; None if the file does not say."""
     return _read_count(job, job.measurements[0], "test_images")
 
 
 def read_devices(job: Job) -> list[str]:
-    """Where a training was measured, as far as its files say."""
+    """The devices on which a training was measured, as far as its files say."""
     paths = [_file(job.folder, measurement) for measurement in job.measurements]
     found = [read_json(path).get("device") for path in paths if path.exists()]
     return [device for device in found if isinstance(device, str)]
@@ -194,7 +194,7 @@ def _read_count(job: Job, measurement: Measurement, name: str) -> int | None:
 
 
 def read_class_count(job: Job) -> int | None:
-    """How many classes a finished training tells apart; None where its record is gone."""
+    """The number of classes of a finished training; None if its record is missing."""
     run = Run.open(job.folder)
     return len(run.state().get("classes", ())) or None if run.finished else None
 
@@ -206,7 +206,7 @@ def _file(folder: Path, measurement: Measurement) -> Path:
 def _check_weights(run: Run, missing: Iterable[Measurement]) -> None:
     if not (run.folder / "model.safetensors").exists():
         raise AnywidthError(
-            f"{run.folder} was trained, but its network is no longer there, so that "
+            f"{run.folder} was trained, but its network was deleted, so "
             f"{', '.join(m.name for m in missing)} cannot be measured; remove the folder to train "
             "it again"
         )

@@ -184,9 +184,8 @@ def test_the_page_counts_the_images_that_there_were(measured: Path, tmp_path: Pa
     expected = (
         "*moving over all*: moving averages over 200 training images; "
         "*exact over all*: exact averages over 200 training images; "
-        "*exact over 1k*: exact averages over 200 training images, all there are of 1000 asked "
-        "for; *exact over 2k*: exact averages over 200 training images, all there are of 2000 "
-        "asked for"
+        "*exact over 1k*: exact averages over 200 training images (1000 were asked for); "
+        "*exact over 2k*: exact averages over 200 training images (2000 were asked for)"
     )
     assert facts_of(study, jobs, 1, "")["statistics"] == expected
     page, _ = write_study(study, jobs, 1, copy, "")
@@ -223,7 +222,7 @@ def test_the_page_says_that_time_is_missing_where_a_training_was_killed(
     killed = {**piece, "steps": 0, "seconds": 0.0, "killed": True}
     (job.folder / "pieces.json").write_text(json.dumps({"pieces": [killed, piece]}))
     found = facts_of(study, [job], 1, "")["trainings"]
-    assert found.endswith(", without what 1 stretch took that ended by a kill")
+    assert found.endswith(", without 1 piece that ended in a kill")
 
 
 def test_findings_know_how_many_classes_and_images_there_were(measured: Path) -> None:
@@ -273,7 +272,7 @@ def test_another_training_in_the_folder_is_refused(measured: Path) -> None:
     options = ["--out", measured, *SETTINGS, "--device", "cpu", "--parallel", "1"]
     answer = command("study", "bn-statistics", *options, "--epochs", "2")
     assert answer.code == 2
-    assert "was begun with epochs 1, not 2" in answer.errors
+    assert "epochs 1, not 2" in answer.errors
     assert "another --out" in answer.errors
 
 

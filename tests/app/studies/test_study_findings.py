@@ -169,7 +169,7 @@ def test_networks_that_learned_nothing_prove_nothing(name: str) -> None:
     guessing = results_of({label: [89.5] for label in labels})
     found = study.find(Results(guessing.spectra, {}, classes=10))
     assert [finding.verdict for finding in found] == [Verdict.OPEN] * len(found)
-    assert all("no better than guessing" in finding.text for finding in found)
+    assert all("guessing" in finding.text for finding in found)
     # The same numbers are no guesses among 100 classes.
     found = study.find(Results(guessing.spectra, {}, classes=100))
     assert Verdict.OPEN not in {finding.verdict for finding in found}
@@ -252,7 +252,7 @@ def test_a_width_that_fails_stands_out() -> None:
     }
     found = study.find(Results(guesses, {}, classes=10))
     assert [one.verdict for one in found] == [Verdict.OPEN, Verdict.OPEN]
-    assert "no better than guessing" in found[0].text
+    assert "guessing" in found[0].text
 
 
 @pytest.mark.parametrize("name", ["main", "divisor"])
