@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from command_line import environment
 from tiny_networks import converted
 from torch import nn
 
@@ -129,8 +129,7 @@ for sampling in (aw.Sampling(seed=5), aw.Sampling(nonuniform=True), aw.Sampling(
 def test_another_process_draws_the_same(model: nn.Module) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _PRINT_DRAWS],
-        cwd=Path(__file__).parents[1],
-        env={"PYTHONHASHSEED": "77", "OMP_NUM_THREADS": "1"},
+        env=environment(PYTHONHASHSEED="77"),
         capture_output=True,
         text=True,
         check=True,

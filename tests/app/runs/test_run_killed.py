@@ -1,6 +1,5 @@
 """A run that is killed at any moment loses no step that was saved."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -8,7 +7,7 @@ import tempfile
 import textwrap
 from pathlib import Path
 
-from command_line import HANGS_AFTER
+from command_line import HANGS_AFTER, environment
 
 # Runs in its own interpreter. Each round forks a process that opens the run, resumes and saves,
 # and dies by SIGKILL: just before its n-th call that changes the disk, for every n there is (which
@@ -16,7 +15,6 @@ from command_line import HANGS_AFTER
 KILLED_WRITER = textwrap.dedent("""
     import os, random, signal, sys, time, traceback
     from pathlib import Path
-    sys.path.insert(0, sys.argv[1])
     from anywidth.app.runs.run import Run
     from checkpointed_runs import Settings, tensors_at
 
@@ -78,7 +76,7 @@ KILLED_WRITER = textwrap.dedent("""
             assert run.model_tensors()["steps"] == last
         return os.WIFSIGNALED(status), step
 
-    root = Path(sys.argv[2])
+    root = Path(sys.argv[1])
     calls, killed = 0, True
     while killed:
         folder = root / f"calls-{calls}"
@@ -101,18 +99,10 @@ def test_a_kill_at_any_moment_costs_at_most_the_steps_since_the_last_checkpoint(
     # A kill loses nothing that the system has been given, so a file system in memory is as good.
     memory = Path("/dev/shm")
     root = tempfile.mkdtemp(dir=memory) if memory.is_dir() else str(tmp_path)
-    command = [
-        sys.executable,
-        "-W",
-        "error",
-        "-c",
-        KILLED_WRITER,
-        str(Path(__file__).parents[2]),
-        root,
-    ]
+    command = [sys.executable, "-W", "error", "-c", KILLED_WRITER, root]
     result = subprocess.run(
         command,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=HANGS_AFTER,

@@ -1,0 +1,116 @@
+"""The report page in a real browser: it looks as it should, sorts its table, and loads nothing."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page
+
+from anywidth.app.showing.report import Section, write_report
+from anywidth.measuring.spectra import Spectrum, SpectrumPoint
+from anywidth.width import ChannelConfig
+
+NASTY = "<img src='http://example.invalid/x.png'><script>document.title='taken'</script>"
+
+
+def point(width: float, error: float) -> SpectrumPoint:
+    macs, parameters = int(4e7 * width**2), int(3e6 * width)
+    return SpectrumPoint(width, ChannelConfig(()), macs, parameters, {"top1_error": error})
+
+
+# At width 0.5 the error is smallest, and nothing is known of the middle by the I-Nets.
+US = Spectrum("US-Net", (point(0.25, 10.5), point(0.5, 6.25), point(1.0, 7.0)))
+I_NETS = [Spectrum("I-Net", (point(width, error),), "i") for width, error in ((0.25, 9), (1, 11))]
+ROWS = [{"step": step, "loss/1.0": 1 / (step + 1), "loss/0.25": 2.0} for step in range(5)]
+
+
+def png(width: int, height: int) -> bytes:
+    def chunk(name: bytes, data: bytes) -> bytes:
+        checksum = struct.pack(">I", zlib.crc32(name + data))
+        return struct.pack(">I", len(data)) + name + data + checksum
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    pixels = zlib.compress((b"\0" + b"\x80" * width) * height)
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    write_report(
+        path,
+        title="US-MobileNet v1",
+        run_summary={"time": "4 min", "settings": {"data_dir": NASTY}},
+        spectrum=US,
+        baselines=I_NETS,
+        metrics=ROWS,
+        plan_text="3 of 4 layers\n" * 100,
+        extra_sections=[Section("Crops", image=png(40, 30), caption="a crop")],
+    )
+    return path
+
+
+@pytest.fixture
+def report(browser_page: Page, written: Path) -> Page:
+    browser_page.goto(written.as_uri())
+    return browser_page
+
+
+def column(page: Page, number: int) -> list[str]:
+    return page.locator(f".scroll tbody td:nth-child({number})").all_inner_texts()
+
+
+def test_the_page_is_drawn_and_runs_nothing_that_a_run_was_named(report: Page) -> None:
+    assert report.title() == "US-MobileNet v1"
+    sections = ["Spectrum", "Training", "Crops", "Widths", "Run", "Plan"]
+    assert report.locator("h2").all_inner_texts() == sections
+    assert report.get_by_text(NASTY).is_visible()
+    for plot in report.locator("figure svg").all():
+        box = plot.bounding_box()
+        assert box is not None
+        assert min(box["width"], box["height"]) > 200
+    size = "image => [image.naturalWidth, image.naturalHeight]"
+    assert report.locator("img").evaluate(size) == [40, 30]
+
+
+def test_a_press_on_a_heading_sorts_and_another_turns_it_round(report: Page) -> None:
+    assert column(report, 1) == ["0.25", "0.5", "1.0"]
+    error = report.locator("thead th").nth(1)
+    error.get_by_role("button").click()
+    assert error.get_attribute("aria-sort") == "ascending"
+    assert column(report, 2) == ["6.25", "7.00", "10.50"]
+    error.get_by_role("button").press("Enter")
+    assert error.get_attribute("aria-sort") == "descending"
+    assert column(report, 1) == ["0.25", "1.0", "0.5"]
+
+
+def test_what_is_unknown_stays_last_whichever_way_is_sorted(report: Page) -> None:
+    heading = report.locator("thead th").last
+    heading.get_by_role("button").click()
+    assert column(report, 1) == ["0.25", "1.0", "0.5"]
+    heading.get_by_role("button").click()
+    assert column(report, 1) == ["1.0", "0.25", "0.5"]
+    assert report.locator("th[aria-sort]").count() == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_is_legible_by_day_and_night(report: Page, scheme: str) -> None:
+    report.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+
+    def brightness(selector: str, name: str) -> float:
+        color = report.locator(selector).first.evaluate(f"one => getComputedStyle(one).{name}")
+        return sum(float(part) for part in color[color.index("(") + 1 : -1].split(",")[:3]) / 765
+
+    ground = brightness("section", "backgroundColor")
+    assert (ground > 0.5) == (scheme == "light")
+    assert abs(ground - brightness("h2", "color")) > 0.5
+    assert abs(ground - brightness("figure svg text", "fill")) > 0.3
+
+
+def test_a_telephone_scrolls_the_table_not_the_page(report: Page) -> None:
+    report.set_viewport_size({"width": 360, "height": 640})
+    assert report.evaluate("document.documentElement.scrollWidth") <= 360
