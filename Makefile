@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Processes that run tests, a thread each.
+# Test processes; each has one thread.
 JOBS ?= 2
 
 .PHONY: test run lint types unit clean
@@ -24,7 +24,7 @@ types: $(STAMP)
 unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-# Installed anew only when what is to be installed has changed.
+# Installs again only if pyproject.toml or constraints.txt has changed.
 $(STAMP): pyproject.toml runtime/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \

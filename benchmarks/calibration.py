@@ -1,11 +1,11 @@
-"""Time calibrating many widths against as many plain forward passes over the same samples.
+"""Time the calibration of many widths against plain forward passes over the same samples.
 
     python -m benchmarks.calibration --out benchmarks/results/calibration.json
 
-from the repository's root. The passes it is compared with are the same network at the same widths
-on the same batches, without gradients: once in evaluation mode, and once with batch norm in
-training mode, which is what statistics cannot do without. Rounds of all three alternate and the
-fastest of each counts, because other work on the machine only ever adds time.
+Run it from the repository's root. The plain passes use the same network, widths and batches without
+gradients: once in evaluation mode, and once with batch norm in training mode, which any computation
+of statistics needs. Rounds of all three alternate, and the fastest of each counts, because other
+work on the machine can only add time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a training pass in bfloat16 takes on this CPU, as a share of one in float32.
+"""The time of a training pass in bfloat16 on this CPU, relative to float32.
 
     python3 -m benchmarks.cpu_precision [--out benchmarks/results/cpu_precision.json]
 
 Forward and backward at full width, channels-last, one thread. Passes in both precisions alternate,
-and the median of the ratios of neighbours is reported, so that a busy machine slows both alike.
+and the result is the median ratio of neighbouring passes, so that a busy machine slows both alike.
 """
 
 from __future__ import annotations

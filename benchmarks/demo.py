@@ -1,11 +1,11 @@
-"""The default recipe against its baselines on the bundled images, several seeds.
+"""Compare the default recipe with its baselines on the bundled images, with several seeds.
 
     python3 -m benchmarks.demo --seeds 3 --out benchmarks/results/demo.json
 
-US-Net, I-Nets at 0.25 and 1.0, and the control (the I-Net at 1.0 sliced and calibrated), all with
-the same recipe and epochs; `--only "US-Net" "I-Net 0.25" "I-Net 1.0"` leaves out two other ways to
-train the narrow widths. Runs are kept under `--runs`: finished ones are not trained again. About
-ten minutes a seed on two CPU cores.
+It trains a US-Net, I-Nets at 0.25 and 1.0, and two other ways to train the narrow widths, all with
+the same recipe and epochs, and slices and calibrates the I-Net at 1.0 as a control. `--only
+"US-Net" "I-Net 0.25" "I-Net 1.0"` leaves the two other ways out. Runs are kept under `--runs`;
+finished ones are not trained again. It takes about ten minutes per seed on two CPU cores.
 
     python3 -m benchmarks.demo --draw demo.png
 
@@ -72,7 +72,7 @@ def errors(job: tuple[str, int, str, dict[str, str], Path]) -> tuple[str, int, d
 
 
 def draw(found: dict[str, dict[str, list[float]]], path: Path) -> None:
-    """Seed 0 of the US-Net, of the I-Nets at their widths, and of the one that is sliced."""
+    """Draw seed 0 of the US-Net, of the I-Nets at their widths, and of the sliced I-Net."""
     model = build_model(fashion_mnist_demo(), 10, (1, 28, 28))
 
     def spectrum(label: str, name: str, kind: str, widths: Sequence[str] = ()) -> Spectrum:

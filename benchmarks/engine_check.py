@@ -1,10 +1,10 @@
-"""On a GPU: the graph engine gives what the eager engine gives, and the kernels what PyTorch gives.
+"""On a GPU, compare the graph engine with the eager engine, and the kernels with PyTorch.
 
     python3 -m benchmarks.engine_check
 
-Graphs replay the same kernels, so 50 steps of losses must agree closely. Our kernels round in
-another order, which training makes grow; so their gradients are compared with float64's after one
-step, and may be no further from it than PyTorch's own layers are, give or take.
+Graphs replay the same kernels, so the losses of 50 steps must agree closely. Our kernels round in
+another order, and training amplifies such differences. Therefore their gradients are compared with
+float64 after one step, and must be about as close to it as those of PyTorch's own layers.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import anywidth as aw
 from anywidth.app.model_spec import load_model
 
 NETWORKS = ("mobilenet_v1", "mobilenet_v2", "torchvision:resnet18")
-# How far the losses of both engines may be apart after any of 50 steps.
+# The largest allowed difference of the losses of both engines in any of 50 steps.
 LOSSES = {None: 1e-5, torch.bfloat16: 1e-3}
-# How many times PyTorch's distance from float64 the kernels may have.
+# The largest allowed error of the kernels, relative to PyTorch's error.
 TIMES = 3.0
 
 
@@ -30,7 +30,7 @@ def make_step(
     name: str,
     dtype: torch.dtype = torch.float32,
 ) -> aw.SandwichStep:
-    # Otherwise even the eager engine differs from itself, and 50 steps make the most of it.
+    # Otherwise even two runs of the eager engine differ, and 50 steps amplify the difference.
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     torch.manual_seed(0)
@@ -75,7 +75,7 @@ def gradients(
     name: str,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """The gradients of one step over four widths, all parameters in a row."""
+    """The gradients of one step over four widths, concatenated over all parameters."""
     step = make_step(engine, kernels, autocast, name, dtype)
     step(*batch(torch.Generator("cuda").manual_seed(1), dtype))
     found = [p.grad.double().flatten() for p in step.model.parameters() if p.grad is not None]

@@ -1,12 +1,12 @@
-"""Whether exported networks err as the network they came from, and how long they take.
+"""Compare exported networks with the network they came from: error and time.
 
     python3 -m benchmarks.exported RUN [--out benchmarks/results/exported.json]
 
 RUN is a finished classification run, calibrated at the widths (`anywidth calibrate RUN --widths
-0.25,0.5,0.75,1.0`). Each is written as ONNX and run by
-onnxruntime over the test images. Then one image at a time, on one CPU thread: onnxruntime and the
-extracted network in PyTorch, norms merged in both, take turns, so that a busy machine slows both
-alike; the median of the ratios of neighbours counts.
+0.25,0.5,0.75,1.0`). Each width is written as ONNX and run by onnxruntime over the test images. Then
+onnxruntime and the extracted network in PyTorch, both with folded norms, process one image at a
+time on one CPU thread. They alternate, and the result is the median ratio of neighbouring passes,
+so that a busy machine slows both alike.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def open_session(trained: TrainedClassifier, width: float) -> onnxruntime.Infere
 
 
 def error_of(trained: TrainedClassifier, session: onnxruntime.InferenceSession) -> float:
-    """Top-1 error in percent; the file normalises images, so the loader's are taken back."""
+    """Top-1 error in percent. The file normalises images, so the loader's are denormalised."""
     assert trained.data is not None
     mean, std = (torch.tensor(x).view(-1, 1, 1) for x in (trained.data.mean, trained.data.std))
     wrong = seen = 0
@@ -76,8 +76,8 @@ def timed(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="a finished classification run")
-    parser.add_argument("--out", type=Path, help="write the figures as JSON")
-    parser.add_argument("--repeats", type=int, default=300, help="images that are timed")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--repeats", type=int, default=300, help="number of timed images")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     trained = open_trained(arguments.run, "cpu")

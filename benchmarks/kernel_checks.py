@@ -1,4 +1,4 @@
-"""Compare the GPU kernels with float64 PyTorch, and see that a new width compiles nothing."""
+"""Compare the GPU kernels with float64 PyTorch, and check that a new width compiles nothing."""
 
 import time
 from collections import Counter
@@ -15,10 +15,10 @@ from torch.nn import functional
 from anywidth.training.gpu import kernels
 from anywidth.training.gpu.kernels.compilation import KERNELS
 
-# Largest error as a share of the largest value: rounding of the output, then float32 sums.
+# Allowed errors relative to the largest value: rounding of the output, then float32 sums.
 TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 5e-6}
 SUM_TOLERANCE = 1e-5
-FLIPPED = 5e-4  # of sums over values of which a few may be rounded either way
+FLIPPED = 5e-4  # for sums over values of which a few may round either way
 NAMES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -26,7 +26,7 @@ NAMES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 class Check:
     """One call to compare with float64: a convolution, a batch norm, or both at once.
 
-    The convolution of a picture, which has three channels, makes those of ``shape``.
+    The convolution of an image reads three channels and makes the channels of ``shape``.
     """
 
     operation: str
@@ -38,10 +38,10 @@ class Check:
 
 
 def checks() -> Iterator[list[Check]]:
-    """Groups of checks; a group shares what has to be compiled."""
+    """Groups of checks that need the same compiled kernels."""
     aligned = [(3, 8, 7, 7), (2, 40, 14, 15), (4, 256, 7, 8), (8, 64, 57, 56)]
     other = [(1, 1, 1, 1), (5, 3, 5, 7), (2, 33, 8, 5), (3, 257, 7, 9)]
-    # Batch norm over more than 4,096 pixels takes other kernels than over fewer.
+    # Batch norm uses other kernels for more than 4,096 pixels.
     many_pixels = [(8, 40, 23, 24), (9, 3, 31, 33), (5, 257, 30, 31)]
     sizes = [(kernel, stride) for kernel in (3, 5) for stride in (1, 2)]
     for kernel, stride in sizes:
@@ -50,7 +50,7 @@ def checks() -> Iterator[list[Check]]:
     for dtype, kernel, stride in [("fp32", 3, 1), ("fp32", 5, 2), ("fp16", 3, 2), ("fp16", 5, 1)]:
         yield [Check("depthwise", dtype, shape, kernel, stride) for shape in aligned]
     for kernel, stride in sizes:
-        for activation in ("none", "silu"):  # without kinks, which rounding may take either way
+        for activation in ("none", "silu"):  # without kinks, where rounding may decide the side
             shapes = [(2, 40, 14, 15), (8, 64, 57, 56), *many_pixels]
             yield [Check("norm, depthwise", "bf16", s, kernel, stride, activation) for s in shapes]
     yield [Check("norm, depthwise", "fp32", s, 3, 1, "silu") for s in many_pixels]
@@ -71,14 +71,14 @@ def channels_last(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def error(actual: Tensor, expected: Tensor) -> float:
-    """The largest error as a share of the largest value; infinite where there is a NaN."""
+    """The largest error relative to the largest value; infinite if there is a NaN."""
     largest = expected.abs().max().clamp(min=1e-3)
     share = float((actual.double() - expected).abs().max() / largest)
     return share if share == share else float("inf")
 
 
 def both_versions(check: Check) -> tuple[list[Tensor], Any, Any, list[Tensor]]:
-    """Random parameters, the float64 function, ours, and what each left in running statistics."""
+    """Random parameters, the float64 function, ours, and the running statistics of each."""
     channels, half = check.shape[1], check.kernel // 2
     if check.operation == "depthwise":
         filters = torch.randn(channels + 5, 1, check.kernel, check.kernel, device="cuda")
@@ -117,7 +117,7 @@ def both_versions(check: Check) -> tuple[list[Tensor], Any, Any, list[Tensor]]:
 
 
 def picture_versions(check: Check) -> tuple[list[Tensor], Any, Any, list[Tensor]]:
-    """The convolution of a picture; filters are rounded to its type. Statistics as below."""
+    """The convolution of an image; filters are rounded to its type. Statistics as below."""
     channels = check.shape[1]
     found = torch.zeros(2, 2, channels, dtype=torch.double, device="cuda")
 
@@ -134,7 +134,7 @@ def picture_versions(check: Check) -> tuple[list[Tensor], Any, Any, list[Tensor]
 
 
 def compare_statistics(y: Tensor, partial: Tensor | None, found: Tensor) -> None:
-    """Fills in mean and variance of an output, and what was taken while it was written."""
+    """Fill in the mean and variance of an output, and those computed while it was written."""
     if partial is None:
         return
     whole = y.double()
@@ -145,7 +145,7 @@ def compare_statistics(y: Tensor, partial: Tensor | None, found: Tensor) -> None
 
 
 class RoundedGradient(torch.autograd.Function):
-    """Passes on what it gets; the gradient is rounded to another type on its way back."""
+    """The identity; its gradient is rounded to another type."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -158,7 +158,7 @@ class RoundedGradient(torch.autograd.Function):
 
 
 def deferred_versions(check: Check) -> tuple[list[Tensor], Any, Any, list[Tensor]]:
-    """A norm that the convolution after it does, and the statistics of that one's output."""
+    """A norm computed by the convolution after it, and the statistics of the output."""
     channels, half = check.shape[1], check.kernel // 2
     size = channels + 5
     found = torch.zeros(2, 2, channels, dtype=torch.double, device="cuda")
@@ -170,7 +170,7 @@ def deferred_versions(check: Check) -> tuple[list[Tensor], Any, Any, list[Tensor
         z = functional.batch_norm(
             x, None, None, weight[:channels], bias[:channels], True, 0.5, 1e-5
         )
-        # The gradient between the two is written to memory, so a perfect kernel rounds it too.
+        # The gradient between the two is written to memory, so even a perfect kernel rounds it.
         z = RoundedGradient.apply(activate(z), NAMES[check.dtype])
         return functional.conv2d(z, filters[:channels], None, check.stride, half, groups=channels)
 
@@ -186,7 +186,7 @@ def deferred_versions(check: Check) -> tuple[list[Tensor], Any, Any, list[Tensor
 
 
 def near_kink(check: Check, inputs: list[Tensor]) -> Tensor:
-    """Where rounding decides which side of a kink an activation is on: its slope is either's."""
+    """Mark values so close to a kink of the activation that rounding decides the slope."""
     kinks = {"relu": (0.0,), "relu6": (0.0, 6.0), "hardswish": (-3.0, 3.0)}
     if check.activation not in kinks:
         return torch.zeros((), dtype=torch.bool, device="cuda")
@@ -197,7 +197,7 @@ def near_kink(check: Check, inputs: list[Tensor]) -> Tensor:
 
 
 def compare(check: Check) -> dict[str, Any]:
-    """Run one check; errors by what was compared."""
+    """Run one check; returns the errors by quantity."""
     images, channels, height, width = check.shape
     is_picture = check.operation == "stem"
     shape = (images, 3 if is_picture else channels, height, width)
@@ -211,7 +211,7 @@ def compare(check: Check) -> dict[str, Any]:
     names = ["df"] if is_picture else ["dx", "dw", "db", "df"]
     first = int(is_picture)  # data has no gradient
     gradients = torch.autograd.grad(expected, exact_inputs[first:], dy.double())
-    # Memory that nothing was written to holds NaN in this mode.
+    # In this mode, memory that was never written holds NaN.
     torch.use_deterministic_algorithms(True)
     y = ours(*inputs)
     actual = torch.autograd.grad(y, inputs[first:], dy)
@@ -221,7 +221,7 @@ def compare(check: Check) -> dict[str, Any]:
     errors = {"y": (error(y.detach(), expected.detach()), tolerance)}
     limits = {"dx": tolerance}
     if check.operation == "norm, depthwise":
-        # Where float32 is off by a hair, the gradient between the two is rounded the other way.
+        # A tiny error in float32 may round the gradient between the two the other way.
         limits = {"dx": 2 * tolerance, "dw": FLIPPED, "db": FLIPPED}
     for name, one, other in zip(names, actual, gradients, strict=False):
         errors[name] = (error(one, other), limits.get(name, SUM_TOLERANCE))
@@ -232,13 +232,13 @@ def compare(check: Check) -> dict[str, Any]:
 
 
 def compare_group(group: list[Check]) -> list[dict[str, Any]]:
-    """Run a group of checks in a process of its own."""
+    """Run a group of checks in its own process."""
     torch.manual_seed(time.time_ns() % 2**31)
     return [compare(check) for check in group]
 
 
 def check_everything(processes: int) -> list[dict[str, Any]]:
-    """Compile and check in parallel; what is compiled stays in Triton's cache on disk."""
+    """Compile and check in parallel; compiled kernels stay in Triton's cache on disk."""
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         results = [row for rows in pool.map(compare_group, checks()) for row in rows]
     worst: dict[str, float] = {}
@@ -267,7 +267,7 @@ def variants() -> Counter[str]:
 
 
 def train_once(channels: int) -> None:
-    """A depthwise layer and its batch norm, forward and backward, over few pixels and many."""
+    """A depthwise layer and its batch norm, forward and backward, over few and many pixels."""
     for size in (14, 28):
         train_layer(channels_last(16, channels, size, size).requires_grad_())
     torch.cuda.synchronize()
@@ -291,7 +291,7 @@ def train_layer(x: Tensor) -> None:
 
 
 def check_new_widths() -> dict[str, Any]:
-    """Ten widths after the first: no variant more, and how long the slowest took."""
+    """Ten widths after the first must add no variant; also the time of the slowest."""
     train_once(512)
     before = variants()
     slowest = 0.0

@@ -2,11 +2,11 @@
 
     python -m benchmarks.kernels --out benchmarks/results/kernels.json
 
-from the repository's root, on a machine with a CUDA GPU; about two minutes. Every kernel is checked
-on fresh random inputs (values and gradients), then a new width must compile nothing, then the
-layers of MobileNet v1 are timed as CUDA graphs. The exit code is 1 if anything failed. The table
-printed last has, for all layers of the network together, the time of these kernels, of PyTorch, and
-of the memory traffic that no implementation can avoid.
+Run it from the repository's root on a machine with a CUDA GPU; it takes about two minutes. Every
+kernel is checked on random inputs (values and gradients), new widths must compile nothing, and the
+layers of MobileNet v1 are timed as CUDA graphs. The exit code is 1 if anything failed. The last
+table has, summed over all layers of the network, the time of these kernels, of PyTorch, and of the
+memory traffic that no implementation can avoid.
 """
 
 import argparse
@@ -35,8 +35,8 @@ from anywidth.training.gpu.kernels.depthwise_gradients import (
 from anywidth.training.gpu.kernels.stem_convolution import stem_forward, stem_weight_gradient
 from benchmarks.kernel_checks import channels_last, check_everything, check_new_widths
 
-COPY_BANDWIDTH = 4.3e12  # bytes a second that a large copy moves on an H200
-ROTATED_BYTES = 200e6  # inputs are rotated over this much memory, beyond the cache
+COPY_BANDWIDTH = 4.3e12  # bytes per second of a large copy on an H200
+ROTATED_BYTES = 200e6  # inputs rotate over this much memory, more than the cache holds
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Layer:
 
 
 def mobilenet_layers(pixels: int, width: float) -> Counter[Layer]:
-    """The depthwise convolutions and batch norms of MobileNet v1, with how often each occurs."""
+    """The depthwise convolutions and batch norms of MobileNet v1, and how often each occurs."""
     images, size, second_stride = (256, 112, 2) if pixels == 224 else (512, 32, 1)
     channels = int(32 * width)
     layers = Counter([Layer(images, channels, size)])
@@ -67,7 +67,7 @@ def mobilenet_layers(pixels: int, width: float) -> Counter[Layer]:
 
 
 def microseconds(calls: Sequence[Callable[[], object]]) -> float:
-    """The median time of one call, from replays of a CUDA graph that holds all of them."""
+    """The median time of one call, from replays of a CUDA graph of all calls."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -90,13 +90,13 @@ def microseconds(calls: Sequence[Callable[[], object]]) -> float:
 
 
 def rotation(layer: Layer) -> range:
-    """So many sets of inputs that the cache does not hold them."""
+    """Enough sets of inputs to exceed the cache."""
     elements = layer.images * layer.channels * layer.size**2
     return range(max(1, min(8, round(ROTATED_BYTES / (2 * elements)))))
 
 
 def time_depthwise(layer: Layer, with_torch: bool = True) -> dict[str, tuple[float, ...]]:
-    """By pass: our microseconds, PyTorch's, and those of the memory traffic."""
+    """Microseconds per pass: ours, PyTorch's, and those of the memory traffic."""
     stride, channels = layer.stride, layer.channels
     filters = torch.randn(channels, 1, 3, 3, device="cuda")
     half = filters.bfloat16()
@@ -141,7 +141,7 @@ def time_depthwise(layer: Layer, with_torch: bool = True) -> dict[str, tuple[flo
 def time_norm_and_depthwise(
     pairs: list[tuple[Tensor, Tensor]], filters: Tensor, stride: int, with_torch: bool
 ) -> dict[str, tuple[float, ...]]:
-    """Batch norm, ReLU and the depthwise convolution after it, with statistics of its output."""
+    """Batch norm, ReLU and the depthwise convolution after them, with output statistics."""
     channels = filters.shape[0]
     weight, bias = (torch.ones(channels, device="cuda").requires_grad_() for _ in range(2))
     mean, variance = torch.zeros(2, channels, device="cuda")
@@ -173,7 +173,7 @@ def forward_and_backward(
     pairs: Sequence[tuple[Tensor, Tensor]],
     parameters: Sequence[Tensor],
 ) -> tuple[float, float]:
-    """Microseconds of the forward pass, and of both passes less the forward pass."""
+    """Microseconds of the forward pass, and of both passes minus the forward pass."""
 
     def both(x: Tensor, dy: Tensor) -> object:
         return torch.autograd.grad(function(x), (x, *parameters), dy)
@@ -183,7 +183,7 @@ def forward_and_backward(
 
 
 def time_batch_norm(layer: Layer, with_torch: bool = True) -> dict[str, tuple[float, ...]]:
-    """By pass, as above; the backward pass is both passes less the forward pass."""
+    """As above; the backward pass is both passes minus the forward pass."""
     shape = (layer.images, layer.channels, layer.size, layer.size)
     weight, bias = (torch.ones(layer.channels, device="cuda").requires_grad_() for _ in range(2))
     mean, variance = torch.zeros(2, layer.channels, device="cuda")
@@ -209,7 +209,7 @@ def time_batch_norm(layer: Layer, with_torch: bool = True) -> dict[str, tuple[fl
 
 
 def time_picture(pixels: int, width: float, with_torch: bool = True) -> list[dict[str, Any]]:
-    """The convolution of the pictures, whose gradient is that of its filters alone."""
+    """The convolution of the images; only its filters have a gradient."""
     images, stride = (256, 2) if pixels == 224 else (512, 1)
     layer = Layer(images, int(32 * width), pixels // stride, stride)
     filters = torch.randn(layer.channels, 3, 3, 3, device="cuda")
@@ -259,7 +259,7 @@ def time_network(pixels: int, width: float, with_torch: bool = True) -> list[dic
 
 
 def print_layers(rows: list[dict[str, Any]]) -> None:
-    """One line a layer and pass."""
+    """Print one line per layer and pass."""
     print(f"\n{'pass':26}{'shape':>22} s  times    ours us   torch us   TB/s")
     for row in rows:
         shape = f"{row['images']}x{row['size']}x{row['size']}x{row['channels']}"
@@ -271,7 +271,7 @@ def print_layers(rows: list[dict[str, Any]]) -> None:
 
 
 def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """All layers of a network together, a row a pass."""
+    """Sum over all layers of a network, one row per pass."""
     totals: dict[tuple[Any, ...], list[float]] = {}
     for row in rows:
         total = totals.setdefault((row["pixels"], row["width"], row["pass"]), [0.0, 0.0, 0.0])

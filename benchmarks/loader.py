@@ -1,10 +1,10 @@
-"""Can the data keep up with the training step? Images a second of each, in the same run.
+"""Can the data loader keep up with the training step? Images per second of both, in one run.
 
     python3 -m benchmarks.loader --workers 16 --out benchmarks/results
 
-At 32 px the data set lies on the device: the time to cut out, augment and normalise a batch is put
-beside the step's. For image folders, JPEG files of ImageNet's usual size (500 x 375 px) are made,
-and the loader alone, the step alone and both together are timed.
+At 32 px the data set is on the device: the time to crop, augment and normalise a batch is compared
+with the step. For image folders, the script makes JPEG files of ImageNet's usual size (500 x 375
+px) and times the loader, the step, and both together.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def batches_a_second(
     skip: int,
     count: int,
 ) -> float:
-    """How fast batches are made and used, after the first `skip` of them."""
+    """Batches per second that are made and used, after the first `skip`."""
     started = 0.0
     for number, (images, labels) in enumerate(batches):
         if number == skip:
@@ -77,7 +77,7 @@ def batches_a_second(
 
 
 def on_the_device(device: torch.device, batch: int, count: int) -> list[dict[str, Any]]:
-    """32 px: the loader's share of a step."""
+    """32 px: the loader's time relative to a step."""
     images = torch.randint(0, 256, (20 * batch, 3, 32, 32), dtype=torch.uint8)
     arrays = ImageArrays(images, torch.randint(0, 10, (len(images),)), tuple("0123456789"))
     loader = DeviceLoader(
@@ -120,7 +120,7 @@ def on_the_device(device: torch.device, batch: int, count: int) -> list[dict[str
 
 
 def write_pictures(folder: Path, count: int) -> float:
-    """JPEG files as large as ImageNet's usual; returns their mean size in kB."""
+    """Write JPEG files of ImageNet's usual size; return their mean size in kB."""
     generator = torch.Generator().manual_seed(0)
     sizes = []
     for number in range(count):
@@ -144,7 +144,7 @@ def from_a_folder(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         size = write_pictures(folder, pictures)
-        # Batches that were decoded ahead would count as made in no time.
+        # Batches that were decoded in advance would seem to take no time.
         ahead = 2 * workers + 4
         epochs = -(-batch * (ahead + count) // pictures)
         loader = FolderLoader(

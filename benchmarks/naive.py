@@ -1,8 +1,8 @@
-"""How slimmable networks are usually written: layers that work out their width as they run.
+"""Slimmable networks as they are usually written: layers compute their channels as they run.
 
-Every layer knows its full channels and holds a `width_mult` that `model.apply` sets before a pass;
-forward rounds the channels, slices the weights and calls the functional. Batch norms hold separate
-statistics for the widths they know and use the batch's for any other.
+Every layer has its full channels and a `width_mult` that `model.apply` sets before a pass; forward
+rounds the channels, slices the weights and calls the functional. Batch norms have separate
+statistics for known widths and use the batch's statistics for others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DIVISOR = 8
 
 
 def make_divisible(channels: float, divisor: int = DIVISOR) -> int:
-    """To the nearest multiple, never below nine tenths."""
+    """The nearest multiple, never below 90 %."""
     rounded = max(divisor, int(channels + divisor / 2) // divisor * divisor)
     return rounded + divisor if rounded < 0.9 * channels else rounded
 
@@ -65,7 +65,7 @@ class NaiveBatchNorm2d(nn.BatchNorm2d):
 
 
 def make_naive(model: nn.Module, known_widths: tuple[float, ...]) -> nn.Module:
-    """Turns the layers of a plain network into their naive kind, in place."""
+    """Replace the layers of a plain network by naive ones, in place."""
     first = True
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
@@ -87,7 +87,7 @@ def make_naive(model: nn.Module, known_widths: tuple[float, ...]) -> nn.Module:
 def naive_step(
     model: nn.Module, widths: tuple[float, ...], images: Tensor, labels: Tensor
 ) -> Callable[[], None]:
-    """One step over all widths as it is usually written: a loss read back for each of them."""
+    """One step over all widths as it is usually written: it reads back the loss of each."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True)
 
     def run() -> None:

@@ -1,9 +1,9 @@
-"""How long our step over four widths takes, and its memory: to compare two commits on one GPU.
+"""Time and memory of our step over four widths, to compare two commits on one GPU.
 
     python3 -m benchmarks.our_step
 
-Unlike `benchmarks.step` nothing else is timed, so that it takes half a minute: run it in a checkout
-of each commit, one after the other on the same machine, and compare.
+It takes half a minute, because unlike `benchmarks.step` it times nothing else. Run it in a checkout
+of each commit, one after the other on the same machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOWEST = {"mobilenet_v1": 0.25, "mobilenet_v2": 0.35}
 
 
 def measure(name: str, pixels: int, batch: int, options: dict[str, Any]) -> dict[str, float]:
-    """The median of five times ten steps, and the most memory that was held."""
+    """The median of five times ten steps, and the peak memory."""
     torch.manual_seed(0)
     torch.cuda.reset_peak_memory_stats()
     model = getattr(aw.models, name)(num_classes=10, **options)
@@ -66,7 +66,7 @@ def measure(name: str, pixels: int, batch: int, options: dict[str, Any]) -> dict
 
 
 def main() -> int:
-    """Measure all settings; JSON to stdout."""
+    """Measure all settings and print JSON."""
     if not torch.cuda.is_available():
         print("a CUDA GPU is needed", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""A process for each network of a benchmark, all at once."""
+"""One process per network of a benchmark, all at once."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from anywidth.errors import AnywidthError
 
 
 def work_in_parallel(module: str, names: Sequence[str], arguments: Sequence[str]) -> None:
-    """A process a network with the same options; each prints its own progress.
+    """Start one process per network with the same options; each prints its own progress.
 
     Args:
-        module: of the benchmark, which takes --only NAME, --no-table and --parallel.
-        names: of the networks.
-        arguments: that the benchmark was called with.
+        module: the benchmark, which takes --only NAME, --no-table and --parallel.
+        names: the networks.
+        arguments: the command-line arguments of the benchmark.
     """
     command = [sys.executable, "-m", module, *_shared(arguments), "--no-table", "--only"]
     children = {name: subprocess.Popen([*command, name]) for name in names}
@@ -33,7 +33,7 @@ def work_in_parallel(module: str, names: Sequence[str], arguments: Sequence[str]
 
 
 def _shared(arguments: Sequence[str]) -> list[str]:
-    """What all processes are given: not which networks, as each has one of its own."""
+    """The arguments that all processes share: all but the choice of networks."""
     rest, kept = list(arguments), []
     while rest:
         argument = rest.pop(0)

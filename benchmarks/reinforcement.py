@@ -2,12 +2,12 @@
 
     python -m benchmarks.reinforcement --steps 3000000 --minutes 9 --parallel --out DIR
 
-from the repository's root. The five are a US-Net and I-Nets at 0.25, 0.5, 0.75 and 1.0, which play
-BreakoutNoFrameskip-v4 (`--recipe rl` takes MinAtar's Breakout, for a CPU). Every one is a run under
-`--out` that goes on where it was left: `--minutes 9` stops it cleanly after so long, and the same
-command again continues, and plays the final games of those that are done. `--parallel` trains them
-at once, a process each. The table printed last is also in reinforcement.md, .csv and .json under
-`--out`, and the paper's figure (I-Nets, US-Net, both at the end) in reinforcement.png and .svg.
+Run it from the repository's root. It trains a US-Net and I-Nets at 0.25, 0.5, 0.75 and 1.0 on
+BreakoutNoFrameskip-v4 (`--recipe rl` is MinAtar's Breakout, for a CPU). Each network is a run under
+`--out`. `--minutes 9` stops it cleanly after nine minutes; the same command continues it, and plays
+the final games of finished networks. `--parallel` trains all at once, in one process each. The last
+table is also in reinforcement.md, .csv and .json under `--out`, and the paper's figure (I-Nets,
+US-Net, final scores) in reinforcement.png and .svg.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ NETWORKS: dict[str, dict[str, str]] = {
 }
 LABELS = {"us": "US-Net", "i": "I-Net", "sliced": "I-Net 1.0, sliced"}
 SPECTRUM, SLICED = "spectrum.json", "sliced.json"
-# How to train, not what: a run may go on elsewhere.
+# Fields that do not change the result: a run may continue elsewhere.
 CIRCUMSTANCES = {"device", "threads", "precision"}
 
 
@@ -90,7 +90,7 @@ def folder_of(name: str, seed: int, options: argparse.Namespace) -> Path:
 def train_network(
     name: str, seed: int, options: argparse.Namespace, deadline: float | None
 ) -> bool:
-    """Trains a network until it is done or time is up; whether it is done."""
+    """Train a network until it is done or time is up; returns whether it is done."""
     settings = settings_of(name, seed, options)
     run = open_run(folder_of(name, seed, options), settings, CIRCUMSTANCES)
     is_done, piece = train_piece(run, settings, train_run, deadline)
@@ -102,19 +102,19 @@ def train_network(
 
 
 def agent_steps_of_update(settings: ReinforcementSettings) -> float:
-    """Every observation is in `epochs` updates."""
+    """Agent steps per update; every observation is used in `epochs` updates."""
     return settings.batch_size / settings.epochs
 
 
 def missing_games(name: str, seed: int, options: argparse.Namespace) -> list[str]:
-    """The files of final games that a network still lacks."""
+    """The missing files of final games of a network."""
     wanted = [SPECTRUM, *[SLICED] * (options.control and name == "i-1.0")]
     folder = folder_of(name, seed, options)
     return [file for file in wanted if not (folder / file).exists()]
 
 
 def evaluate_network(name: str, seed: int, options: argparse.Namespace) -> None:
-    """Plays the final games that are missing."""
+    """Play the missing final games."""
     missing = missing_games(name, seed, options)
     if not missing:
         return
@@ -128,7 +128,7 @@ def evaluate_network(name: str, seed: int, options: argparse.Namespace) -> None:
 
 
 def work_on(name: str, seed: int, options: argparse.Namespace, deadline: float | None) -> bool:
-    """Goes on with a network; whether there is nothing left to do."""
+    """Continue a network; returns whether it is complete."""
     if not train_network(name, seed, options, deadline):
         return False
     if options.only_training:
@@ -142,7 +142,7 @@ def work_on(name: str, seed: int, options: argparse.Namespace, deadline: float |
 
 
 def collect(options: argparse.Namespace) -> dict[tuple[str, int], Spectrum]:
-    """The spectra of all networks that are done."""
+    """The spectra of all finished networks."""
     found = {}
     for name in NETWORKS:
         for seed in options.seeds:
@@ -173,7 +173,7 @@ def row_of(name: str, seed: int, point: SpectrumPoint) -> Row:
 
 
 def findings(rows: Sequence[Row]) -> list[str]:
-    """US-Net less I-Net at every width, with the standard error of the difference."""
+    """US-Net minus I-Net at every width, with the standard error of the difference."""
     lines = []
     for width in WIDTHS:
         means = {}
@@ -263,16 +263,18 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", required=True, type=Path, help="where runs and results go")
+    parser.add_argument("--out", required=True, type=Path, help="folder for runs and results")
     parser.add_argument("--recipe", default="rl_breakout", help="rl_breakout or rl")
     parser.add_argument("--steps", type=int, help="agent steps of each network")
-    parser.add_argument("--minutes", type=float, help="stop training after so long, to go on later")
+    parser.add_argument(
+        "--minutes", type=float, help="stop after so many minutes; the same command continues"
+    )
     parser.add_argument("--only", choices=NETWORKS, action="append", help="may be repeated")
-    parser.add_argument("--parallel", action="store_true", help="a process for each network")
+    parser.add_argument("--parallel", action="store_true", help="one process per network")
     parser.add_argument(
         "--control", action="store_true", help="also cut the I-Net of width 1.0 to the other widths"
     )
-    parser.add_argument("--points", type=int, default=25, help="of the learning curves")
+    parser.add_argument("--points", type=int, default=25, help="points of the learning curves")
     parser.add_argument("--seeds", default="0", help="such as 0,1,2")
     parser.add_argument("--device", default="auto")
     parser.add_argument(

@@ -25,7 +25,7 @@ COLORS = {0.25: "#e0762a", 0.5: "#b05fc0", 0.75: "#2a9d73", 1.0: "#2f7fd1"}
 def draw(
     folders: Mapping[Key, Path], spectra: Mapping[Key, Spectrum], title: str, stem: Path
 ) -> None:
-    """Writes the figure as PNG and SVG; of several seeds the mean, with all of them faint."""
+    """Write the figure as PNG and SVG: the mean over the seeds, with each seed in a faint line."""
     metrics = {key: folder / "metrics.csv" for key, folder in folders.items()}
     rows = {key: read_metrics(path) for key, path in metrics.items() if path.exists()}
     with style():
@@ -92,7 +92,7 @@ def _ends(axes: Axes, spectra: Mapping[Key, Spectrum]) -> None:
 
 
 def _error(scores: Sequence[tuple[float, float]]) -> float:
-    """Standard error of the mean: over seeds where there are several, else over games."""
+    """Standard error of the mean: over seeds if there are several, else over games."""
     if len(scores) == 1:
         return scores[0][1]
     return statistics.stdev(score for score, _ in scores) / len(scores) ** 0.5

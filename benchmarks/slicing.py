@@ -1,10 +1,10 @@
-"""How much slower a sliced forward is than its extracted twin, and what setting a width costs.
+"""The time of a sliced forward pass relative to the extracted network, and of setting a width.
 
     python benchmarks/slicing.py [--out benchmarks/results/slicing.json]
 
 US-MobileNet v1 at width 0.5, 224 px, evaluation mode without gradients, on the CPU. Sliced and
-extracted passes alternate, and the median of the ratios of neighbours is reported, so that a busy
-machine slows both alike.
+extracted passes alternate, and the result is the median ratio of neighbouring passes, so that a
+busy machine slows both alike.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def compare(model: nn.Module, batch_size: int, repeats: int) -> dict[str, float]
 
 
 def switching(model: nn.Module) -> dict[str, float]:
-    """Setting and counting widths seen before, and nonuniform ones that are new each time."""
+    """Time to set and count known widths, and nonuniform ones that are new each time."""
     plan = aw.plan_of(model)
     seen = plan.lattice(60)
     names = [group.name for group in plan.elastic()]
@@ -78,7 +78,7 @@ def _median(use: Callable[[aw.ChannelConfig], Any], configs: list[aw.ChannelConf
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--repeats", type=int, default=100, help="pairs at batch 1")
     arguments = parser.parse_args()
     model = network()

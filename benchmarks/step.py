@@ -1,13 +1,13 @@
-"""How long one training step over four widths takes on a GPU, against what else one could do.
+"""The time of a training step over four widths on a GPU, compared with alternatives.
 
     python3 -m benchmarks.step --out benchmarks/results
 
-Every column is measured in the same run: ours; (a) the naive sliced step (attributes set by
-`model.apply`, tf32, a synchronisation a width); (b) the four static networks, eager bfloat16
+All columns are measured in the same run: ours; (a) the naive sliced step (attributes set by
+`model.apply`, tf32, one synchronisation per width); (b) the four static networks, eager bfloat16
 channels-last, summed; (c) the same under torch.compile; (d) one static full-width eager step.
 
-Each network has a process of its own. They prepare side by side, as cuDNN and torch.compile take
-minutes of a CPU to do so, and are then timed one after the other, alone on the GPU.
+Each network has its own process. The processes prepare side by side, because cuDNN and
+torch.compile need minutes of CPU time, and are then timed one after the other, alone on the GPU.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from anywidth.slimming.state import state_of
 from benchmarks.naive import make_naive, naive_step
 
 WIDTHS = (1.0, 0.25, 0.475, 0.725)
-# "+cifar" is the network with its first strides dropped, as it is trained on 32 px images.
+# "+cifar" is the network without its first strides, as it is trained on 32 px images.
 SETTINGS = {
     ("mobilenet_v1", 32): 512,
     ("mobilenet_v1", 224): 256,
@@ -52,7 +52,7 @@ SETTINGS = {
 
 
 def plain(name: str) -> nn.Module:
-    """The network as it comes."""
+    """The plain network."""
     name, _, variant = name.partition("+")
     torch.manual_seed(0)
     options: dict[str, Any] = {"num_classes": 1000}
@@ -105,7 +105,7 @@ def static_step(
 
 
 def floor_bytes(model: nn.Module, batch: int, pixels: int) -> int:
-    """Bytes that must move if each layer read its input and wrote its output once, in bfloat16.
+    """Bytes that must move if each layer reads its input and writes its output once, in bfloat16.
 
     Forward: input and output. Backward: the output's gradient, the input, the input's gradient.
     """
@@ -126,11 +126,11 @@ def floor_bytes(model: nn.Module, batch: int, pixels: int) -> int:
 
 
 class Contest:
-    """Everything that is timed on one network, made ready without timing it.
+    """Everything that is timed on one network, prepared but not yet timed.
 
     Args:
         name, pixels: one of `SETTINGS`.
-        compiled: whether (c) takes part.
+        compiled: whether to measure (c).
     """
 
     def __init__(self, name: str, pixels: int, compiled: bool) -> None:
@@ -182,7 +182,7 @@ class Contest:
 
     @contextlib.contextmanager
     def _peak_memory(self, row: dict[str, Any], name: str) -> Iterator[None]:
-        """Files the most memory that what is made inside takes, with one batch of images."""
+        """Record the peak memory of the block, including one batch of images."""
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -193,7 +193,7 @@ class Contest:
 
 
 def compiled_alone(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Compiled for its own shapes, with a code object of its own: no guards of other networks."""
+    """Compile for its own shapes, with its own code object: no guards of other networks."""
 
     def forward(images: Tensor) -> Tensor:
         output: Tensor = model(images)
@@ -237,7 +237,7 @@ def copy_bandwidth() -> float:
 
 
 def summary(row: dict[str, Any]) -> str:
-    """One line: how many times slower the others are, and what share of them ours is."""
+    """One line: the others relative to our step, and our step relative to (d)."""
     ours = row["ours ms"]
     parts = [f"{row['model']:22} {row['pixels']:3} px", f"ours {ours:7.2f} ms"]
     for label, key in (("naive", "naive (a) ms"), ("static", "static summed (b) ms"),
@@ -251,16 +251,16 @@ def summary(row: dict[str, Any]) -> str:
     return "  ".join(parts)
 
 
-# ---- a process a network -------------------------------------------------------------------------
+# ---- one process per network ---------------------------------------------------------------------
 
 
 class Contestant:
-    """The process of one network: it prepares at once, and is timed when told to."""
+    """The process of one network: it prepares immediately, and is timed when told to."""
 
     def __init__(self, setting: tuple[str, int], compiled: bool) -> None:
         text = "/".join(map(str, setting))
         command = [sys.executable, "-m", "benchmarks.step", "--row", text]
-        # "+cifar" is there for our own step; what it takes others is known from the plain one.
+        # "+cifar" is only for our own step; (c) is known from the plain network.
         command += ["--compiled"] * (compiled and "+" not in setting[0])
         self.name = text
         self._process = subprocess.Popen(
@@ -291,9 +291,9 @@ class Contestant:
 
 
 def work_as_contestant(text: str, compiled: bool) -> None:
-    """The other end: a line when all is ready, then, given the bandwidth, the row."""
+    """The other end: prints a line when it is ready, then, given the bandwidth, the row."""
     answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print does not go to the parent
+    os.dup2(2, 1)  # the output of libraries does not go to the parent
     name, _, pixels = text.rpartition("/")
     contest = Contest(name, int(pixels), compiled)
     print("ready", file=answer, flush=True)
@@ -315,7 +315,7 @@ def run_contest(contestants: Sequence[Contestant], out: Path | None) -> None:
 
 
 def prepare(settings: Sequence[tuple[str, int]], compiled: bool) -> list[Contestant]:
-    """Starts all processes and waits until they are ready."""
+    """Start all processes and wait until they are ready."""
     started = time.perf_counter()
     contestants = [Contestant(setting, compiled) for setting in settings]
     try:
@@ -334,7 +334,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, help="folder for step.json")
-    parser.add_argument("--compiled", action="store_true", help="measure (c) too: slow")
+    parser.add_argument("--compiled", action="store_true", help="also measure (c), which is slow")
     parser.add_argument("--only", help="such as mobilenet_v1/224,mobilenet_v1/32", default="")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -352,7 +352,7 @@ def main() -> None:
 
 
 def record(folder: Path, rows: list[dict[str, Any]], bandwidth: float) -> None:
-    """Writes step.json; after every row, so that a run cut short loses nothing."""
+    """Write step.json after every row, so that an interrupted run loses nothing."""
     folder.mkdir(parents=True, exist_ok=True)
     facts = {
         "command": f"python3 -m benchmarks.step {' '.join(sys.argv[1:])}",

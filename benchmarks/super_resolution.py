@@ -2,14 +2,13 @@
 
     python -m benchmarks.super_resolution --train DIR --eval DIR --out DIR --parallel
 
-from the repository's root. `--eval` holds a folder for each set (Set5, Set14, BSD100). The six are
-I-Nets at half and at full width, and US-Nets with inplace distillation (l2, as the task does it by
-default; l1; l1 mixed with `--truth` of the true patches) and without. The record in
-benchmarks/results is of five, before l2 was among them. Every one is a run under
-`--out` that goes on where it was left: `--minutes 8` stops it cleanly after so long, and the same
-command again continues. `--parallel` trains them at once, a process each, as one network of this
-size does not fill a large GPU. The table printed last is also in super_resolution.md, .csv, .json
-and .png under `--out`.
+Run it from the repository's root. `--eval` has one folder per set (Set5, Set14, BSD100). The six
+are I-Nets at half and full width, and US-Nets with inplace distillation (l2, the task's default;
+l1; l1 mixed with a share `--truth` of the true patches) and without. The record in
+benchmarks/results has five of them, without l2. Each network is a run under `--out`. `--minutes 8`
+stops it cleanly after eight minutes, and the same command continues it. `--parallel` trains all at
+once, in one process each, because one network of this size does not fill a large GPU. The last
+table is also in super_resolution.md, .csv, .json and .png under `--out`.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ def settings_of(name: str, options: argparse.Namespace) -> SuperResolutionSettin
 
 
 def train_network(name: str, options: argparse.Namespace, deadline: float | None) -> bool:
-    """Trains a network until it is done or time is up; whether it is done."""
+    """Train a network until it is done or time is up; returns whether it is done."""
     settings = settings_of(name, options)
     run = open_run(options.out / name, settings)
     is_done, piece = train_piece(run, settings, train_run, deadline)
@@ -115,7 +114,7 @@ def train_network(name: str, options: argparse.Namespace, deadline: float | None
 
 
 def evaluate_network(name: str, options: argparse.Namespace) -> None:
-    """Writes the run's spectrum, unless it is there already with these widths."""
+    """Write the spectrum of the run, unless it exists with these widths."""
     trained = open_trained(options.out / name, options.device)
     widths = [1.0] if trained.settings.method == "i" else parse_widths(options.widths)
     wanted = [trained.settings.width] if trained.settings.method == "i" else widths
@@ -137,7 +136,7 @@ def work_on(name: str, options: argparse.Namespace, deadline: float | None) -> b
 
 
 def collect(options: argparse.Namespace) -> dict[str, Spectrum]:
-    """The spectra of all networks that are done."""
+    """The spectra of all finished networks."""
     found = {}
     for name in NETWORKS:
         if (options.out / name / "spectrum.json").exists():
@@ -237,9 +236,9 @@ def to_csv(rows: Sequence[Row]) -> str:
 
 
 def draw(spectra: dict[str, Spectrum], bicubic: dict[str, float], steps: int, stem: Path) -> None:
-    """A figure of the mean over the sets and one of each, of the networks that learned.
+    """Draw the mean over the sets, and each set, for the networks that learned.
 
-    One that did not get past bicubic would leave the others no room; the table has it.
+    A network that is not better than bicubic is left out, because it would squeeze the others.
     """
     learned = [s for s in spectra.values() if s.points[-1].metrics["psnr"] > bicubic["psnr"]]
     if not learned:
@@ -277,13 +276,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--train", required=True, help="folder of training pictures")
-    parser.add_argument("--eval", required=True, help="folder with a subfolder for each set")
-    parser.add_argument("--out", required=True, type=Path, help="where runs and results go")
+    parser.add_argument("--eval", required=True, help="folder with one subfolder per set")
+    parser.add_argument("--out", required=True, type=Path, help="folder for runs and results")
     parser.add_argument("--steps", type=int, default=20_000, help="training steps of each network")
-    parser.add_argument("--minutes", type=float, help="stop training after so long, to go on later")
+    parser.add_argument(
+        "--minutes", type=float, help="stop after so many minutes; the same command continues"
+    )
     parser.add_argument("--only", choices=NETWORKS, action="append", help="may be repeated")
-    parser.add_argument("--parallel", action="store_true", help="a process for each network")
-    parser.add_argument("--widths", default="0.5:1.0:0.0625", help="of the US-Nets' spectra")
+    parser.add_argument("--parallel", action="store_true", help="one process per network")
+    parser.add_argument("--widths", default="0.5:1.0:0.0625", help="widths of the US-Nets' spectra")
     parser.add_argument("--channels", type=int, default=64)
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=16)
@@ -292,7 +293,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--truth", type=float, default=0.9, help="share of the true patches in us-l1-truth"
     )
-    parser.add_argument("--lattice", type=int, help="draw widths from so many")
+    parser.add_argument("--lattice", type=int, help="number of configurations to draw widths from")
     parser.add_argument("--precision", default="auto", help="auto, float32, tf32 or bfloat16")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)

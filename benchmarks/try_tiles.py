@@ -2,8 +2,8 @@
 
     python -m benchmarks.try_tiles --out tiles.json
 
-from the repository's root, on a machine with a CUDA GPU; a few minutes. The choices that won are
-the tables in ``anywidth/training/gpu/kernels/``.
+Run it from the repository's root on a machine with a CUDA GPU; it takes a few minutes. The fastest
+choices are the tables in ``anywidth/training/gpu/kernels/``.
 """
 
 import argparse

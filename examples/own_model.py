@@ -1,10 +1,10 @@
-"""Train a torchvision network for all widths with a loop of your own.
+"""Train a torchvision network for all widths with your own training loop.
 
     python examples/own_model.py
 
-The network is torchvision's, unmodified. It is made slimmable, trained by the loop below on
-Fashion-MNIST images that come with the package, calibrated, run at several widths, and one width
-is taken out as a plain network of its own. About a minute on one idle CPU core.
+The script makes an unmodified torchvision network slimmable, trains it with the loop below on
+Fashion-MNIST images that come with the package, calibrates it, runs it at several widths, and
+extracts one width as a plain network. It takes about a minute on one idle CPU core.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from anywidth.app.data.arrays import load_arrays
 
 
 def load(train: bool, count: int) -> tuple[Tensor, Tensor]:
-    """Images as torchvision's networks like them: three channels, about unit variance."""
+    """Images for torchvision's networks: three channels, about unit variance."""
     arrays = load_arrays("bundled", None, train=train)
     images = (arrays.images[:count].float() / 255 - 0.29) / 0.35
     images = F.interpolate(images, scale_factor=2).repeat(1, 3, 1, 1)

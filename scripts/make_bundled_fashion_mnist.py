@@ -1,9 +1,9 @@
-"""Make the bundled subset of Fashion-MNIST: the first 1,000 training and 200 test images a class.
+"""Make the bundled part of Fashion-MNIST: the first 1,000 training and 200 test images per class.
 
     python scripts/make_bundled_fashion_mnist.py [FASHION_MNIST_FOLDER]
 
 The images keep their order. Without a folder, Debian's package dataset-fashion-mnist is read. The
-files are IDX files under xz and come out the same byte for byte with the same liblzma; those in the
+output is IDX files under xz. The same version of liblzma gives the same bytes; the files in the
 package were made with 5.4.1.
 """
 
@@ -29,7 +29,7 @@ def write_idx(path: Path, values: Tensor) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("folder", nargs="?", help="where Fashion-MNIST lies")
+    parser.add_argument("folder", nargs="?", help="folder of Fashion-MNIST")
     folder = parser.parse_args().folder
     BUNDLED.mkdir(exist_ok=True)
     for prefix, count in IMAGES_OF_A_CLASS.items():

@@ -1,11 +1,11 @@
-"""Draw the small pictures that ship in anywidth/app/data/pictures, from nothing but seeds.
+"""Draw the small pictures that come with the package, from seeds alone.
 
-    python scripts/make_bundled_pictures.py anywidth/app/data/pictures
+    python scripts/make_bundled_pictures.py anywidth/app/tasks/super_resolution/bundled_pictures
 
-They exist so that super-resolution can be tried without a download. Each is drawn four times larger
-than it is kept and averaged down, so that edges carry sub-pixel detail as a photograph's do:
-letters, twigs, window panes, threads, which bicubic upscaling blurs and a network can restore.
-Lettering uses DejaVu, which comes with matplotlib.
+With them super-resolution works without a download. Each picture is drawn four times larger and
+averaged down, so that edges have sub-pixel detail as in a photograph: letters, twigs, window panes
+and threads, which bicubic upscaling blurs and a network can restore. Lettering uses DejaVu, which
+comes with matplotlib.
 """
 
 import argparse
@@ -55,12 +55,12 @@ def grid() -> tuple[Field, Field]:
 
 
 def polar(radius: float, angle: float) -> tuple[float, float]:
-    """A point around the middle of the picture; the radius is a share of its side."""
+    """A point around the middle of the picture; the radius is relative to its side."""
     return BIG * (0.5 + radius * np.cos(angle)), BIG * (0.5 + radius * np.sin(angle))
 
 
 def blend(first: object, second: object, share: Field) -> Field:
-    """From one colour (or picture) to another as `share` goes from 0 to 1."""
+    """Blend from one colour (or picture) to another as `share` goes from 0 to 1."""
     share = np.clip(share, 0, 1)[..., None]
     return np.asarray(first, float) * (1 - share) + np.asarray(second, float) * share
 
@@ -77,7 +77,7 @@ def shading(height: Field, strength: float) -> Field:
 
 
 def nearest_two(random: Random, count: int, stretch: float = 1.0) -> tuple[Field, Field, Field]:
-    """Distance to the nearest and second nearest of scattered points, and which is nearest."""
+    """Distances to the nearest and second nearest of scattered points, and the nearest point."""
     across, down = grid()
     first, second = np.full((BIG, BIG), np.inf), np.full((BIG, BIG), np.inf)
     owner = np.zeros((BIG, BIG), int)
