@@ -59,19 +59,3 @@ def test_models() -> None:
     for name in ("mobilenet_v1", "mobilenet_v2"):
         parameters = inspect.signature(getattr(aw.models, name)).parameters
         assert list(parameters)[:2] == ["num_classes", "in_channels"]
-
-
-def test_internal_names_others_build_on() -> None:
-    from anywidth.slimming.convert import track_statistics
-    from anywidth.slimming.extraction import extract_quietly
-    from anywidth.slimming.norm_statistics import (
-        Statistics,
-        is_switched_norm,
-        new_statistics,
-        uncalibrated_allowed,
-    )
-    from anywidth.slimming.state import state_of
-
-    for thing in (track_statistics, extract_quietly, Statistics, is_switched_norm, new_statistics,
-                  uncalibrated_allowed, state_of):  # fmt: skip
-        assert callable(thing)

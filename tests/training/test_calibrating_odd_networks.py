@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from test_statistics import assert_moments, batches_of, known
+from norm_moments import assert_moments, known
+from tiny_networks import batches_of
 from torch import Tensor, nn
 
 import anywidth as aw

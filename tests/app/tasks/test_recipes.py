@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 import anywidth as aw
@@ -34,19 +32,6 @@ def test_each_is_a_configuration_that_survives_a_file(build: Recipe) -> None:
     if isinstance(settings, ClassificationSettings):
         assert sampling_of(settings).rule == "sandwich"
         assert all(settings.low <= width <= settings.high for width in settings.switches)
-
-
-@pytest.mark.parametrize("build", RECIPES, ids=lambda build: build.__name__)
-def test_each_says_its_command(build: Recipe) -> None:
-    is_default = build.__name__ == "fashion_mnist_demo"
-    command = "anywidth train" if is_default else f"anywidth train {build.__name__}"
-    assert re.search(rf"Command\b[^.]*`[^`]*{command}\b", build.__doc__ or "")
-
-
-@pytest.mark.parametrize("name", sorted(NAMES - {"fashion_mnist_demo"}))
-def test_recipes_of_large_data_say_what_to_expect(name: str) -> None:
-    build = next(found for found in RECIPES if found.__name__ == name)
-    assert re.search(r"[Nn]ot run here|\d %", build.__doc__ or "")
 
 
 @pytest.mark.parametrize("name", ["imagenet_us_mobilenet_v1", "imagenet_us_mobilenet_v2"])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from norm_moments import Moments, assert_moments, known
 from tiny_networks import batches_of, converted, images_and_labels, nonuniform, shaken, tiny
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -17,8 +18,6 @@ import anywidth as aw
 from anywidth.slimming.convert import track_statistics
 from anywidth.slimming.norm_statistics import Statistics, buffers_kept
 from anywidth.training.calibration import is_full_width_new, statistics_to_tensors
-
-Moments = list[tuple[Tensor, Tensor]]
 
 
 @pytest.fixture
@@ -60,20 +59,6 @@ def exact(model: nn.Module, batches: Sequence[Tensor], channels: tuple[int, int]
 def bank_of(model: nn.Module, config: aw.ChannelConfig) -> list[Statistics]:
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     return [norm.__dict__["_bank"][config] for norm in norms]
-
-
-def known(model: nn.Module, width: float | aw.ChannelConfig) -> Moments:
-    """The statistics that evaluation at a width uses."""
-    model.eval()
-    with aw.at_width(model, width):
-        norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
-        return [(norm.running_mean.clone(), norm.running_var.clone()) for norm in norms]
-
-
-def assert_moments(found: Moments, expected: Moments) -> None:
-    for (mean, var), (expected_mean, expected_var) in zip(found, expected, strict=True):
-        torch.testing.assert_close(mean.double(), expected_mean.double(), atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(var.double(), expected_var.double(), atol=1e-5, rtol=1e-5)
 
 
 def channels_of(config: aw.ChannelConfig) -> tuple[int, int]:

@@ -1,0 +1,179 @@
+"""Options of commands: a value that cannot be, or that nothing reads, is refused at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from command_line import command
+
+from anywidth._version import __version__
+from anywidth.app.runs.run import Run
+from anywidth.app.tasks.classification.task import ClassificationSettings
+from anywidth.app.tasks.recipes import AnySettings
+from anywidth.app.tasks.super_resolution.task import SuperResolutionSettings
+
+
+@pytest.mark.parametrize(
+    ("recipe", "option", "value", "expected"),
+    [
+        ("fashion_mnist_demo", "learning_rate", "-1", "above"),
+        ("fashion_mnist_demo", "learning_rate", "0", "above"),
+        ("fashion_mnist_demo", "momentum", "-1", "below"),
+        ("fashion_mnist_demo", "momentum", "5", "below"),
+        ("fashion_mnist_demo", "weight_decay", "-1", "at least 0"),
+        ("fashion_mnist_demo", "warmup_epochs", "-1", "at least 0"),
+        ("fashion_mnist_demo", "workers", "-1", "at least 0"),
+        ("fashion_mnist_demo", "calibration_samples", "-4", "at least 2"),
+        ("fashion_mnist_demo", "calibration_samples", "0", "at least 2"),
+        ("fashion_mnist_demo", "limit", "0", "at least 1"),
+        ("fashion_mnist_demo", "truth", "2", "from 0 to 1"),
+        ("fashion_mnist_demo", "switches", "0.5,0.5", "differ"),
+        ("fashion_mnist_demo", "switches", "0.5,2", "1"),
+        ("fashion_mnist_demo", "width", "0.25", "--method i"),
+        ("fashion_mnist_demo", "total_stride", "4", "8, 16 or 32"),
+        ("fashion_mnist_demo", "strides", "1,1,3,2,2", "1 or 2"),
+        ("fashion_mnist_demo", "strides", "1,1,2,2", "five"),
+        ("sr", "learning_rate", "-1", "above"),
+        ("sr", "warmup_steps", "-1", "at least 0"),
+        ("sr", "validation_pictures", "0", "at least 1"),
+        ("sr", "width", "0.75", "--method i"),
+        ("rl", "learning_rate", "-1", "above"),
+        ("rl", "discount", "2", "from 0 to 1"),
+        ("rl", "smoothing", "-1", "from 0 to 1"),
+        ("rl", "clip", "0", "above"),
+        ("rl", "gradient_clip", "0", "above"),
+        ("rl", "entropy_weight", "-1", "at least 0"),
+        ("rl", "width", "0.5", "--method i"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_before_there_is_a_run(
+    recipe: str, option: str, value: str, expected: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def create(*arguments: object) -> Run:
+        pytest.fail("a run was begun")
+
+    monkeypatch.setattr(Run, "create", create)
+    option_given = f"--{option.replace('_', '-')}={value}"
+    answer = command("train", recipe, option_given, "--out", tmp_path / "run")
+    assert answer.code == 2
+    (line,) = answer.errors.splitlines()
+    for word in (option, value[:2], expected):
+        assert word in line
+
+
+@pytest.mark.parametrize(
+    ("options", "unread", "because"),
+    [
+        ("--method i --truth 0.3", "truth", "method"),
+        ("--method s --truth 0.3", "truth", "method"),
+        ("--method i --nonuniform", "nonuniform", "method"),
+        ("--private-affine", "private_affine", "method"),
+        ("--rule random --distill", "distill", "rule"),
+        ("--rule min+random --truth 0.3", "truth", "rule"),
+        ("--no-distill --truth 0.3", "truth", "distill"),
+        ("--no-distill --temperature 2", "temperature", "distill"),
+        ("--data folder --data-dir / --cutout 8", "cutout", "folder"),
+        ("--data folder --data-dir / --crop-padding 2", "crop_padding", "folder"),
+        ("sr --distill none --truth 0.3", "truth", "distill"),
+        ("rl --dual-clip 5", "dual_clip", "distill"),
+        ("rl --method i --distill ppo", "distill", "method"),
+    ],
+)
+def test_an_option_that_nothing_reads_is_refused(
+    options: str, unread: str, because: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anywidth.app.commands.train._train", pytest.fail)
+    answer = command("train", *options.split(), "--out", tmp_path / "run")
+    assert answer.code == 2
+    (line,) = answer.errors.splitlines()
+    assert line.index(unread) < line.index(because)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--method i",
+        "--method s --no-distill",
+        "--rule random --truth 0",
+        "sr --distill none --truth 0",
+    ],
+)
+def test_what_a_recipe_brings_or_asks_for_nothing_is_no_mistake(
+    options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anywidth.app.commands.train._train", lambda *rest, **more: True)
+    answer = command("train", *options.split(), "--no-report", "--out", tmp_path / "run")
+    assert answer == (0, "", "")
+
+
+@pytest.mark.parametrize("settings", [ClassificationSettings(), SuperResolutionSettings()])
+def test_every_number_has_a_range(settings: AnySettings) -> None:
+    # The scale is checked with the pictures, which say more about it.
+    numbers = {
+        field.name: field
+        for field in dataclasses.fields(settings)
+        if re.match("(tuple\\[)?(int|float)", str(field.type)) and field.name != "scale"
+    }
+    assert {name for name, field in numbers.items() if "range" not in field.metadata} == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("train", "--batch-size", "abc"), ("--batch-size", "'abc'")),
+        (("train", "--epochs", "1.5"), ("--epochs", "'1.5'")),
+        (("train", "--epochs=1.5"), ("--epochs", "'1.5'")),
+        (("study", "--minutes", "soon"), ("--minutes", "'soon'")),
+        (("spectrum",), ("'RUN'", "anywidth spectrum --help")),
+        (("trian",), ("'train'", "anywidth --help")),
+    ],
+)
+def test_a_wrong_call_is_one_line(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    answer = command(*arguments)
+    assert (answer.code, answer.output) == (2, "")
+    (line,) = answer.errors.splitlines()
+    for word in words:
+        assert word in line
+
+
+def test_version_and_help() -> None:
+    assert command("--version") == (0, f"anywidth {__version__}\n", "")
+    assert "--version" in command("--help").output
+    assert command() == command("--help")
+
+
+def test_show_lists_the_values_a_field_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = command("train", "--show").output
+    for allowed in ("us | s | i", "sandwich | random | min+random | max+random", "test | split",
+                    "exact | moving", "auto | float32 | bfloat16", "above 0", "8, 16 or 32",
+                    "1 or 2"):  # fmt: skip
+        assert f"; {allowed}" in shown
+    assert "; none | l1 | l2" in command("train", "sr", "--show").output
+
+
+def test_a_resumed_run_may_skip_damaged_files_and_take_other_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[ClassificationSettings] = []
+
+    def train(settings: ClassificationSettings, folder: Path, is_new: bool) -> bool:
+        seen.append(settings)
+        return False
+
+    monkeypatch.setattr("anywidth.app.commands.train._train", train)
+    begun = ClassificationSettings(epochs=3, width=1.0, device="cpu")
+    Run.create(tmp_path / "run", begun)
+    options = ("--skip-corrupt", "--workers", "2")
+    answer = command("train", "--resume", tmp_path / "run", *options)
+    assert answer.code == 130
+    assert seen == [dataclasses.replace(begun, skip_corrupt=True, workers=2)]
+    go_on = f"anywidth train --resume {tmp_path / 'run'} --skip-corrupt=true --workers=2\n"
+    assert answer.output.endswith(go_on)
+    refused = command("train", "--resume", tmp_path / "run", "--skip-corrupt", "--low", "0.5")
+    assert refused.code == 2
+    assert "--skip-corrupt" in refused.errors
