@@ -36,7 +36,9 @@ def open_session(trained: TrainedClassifier, width: float) -> onnxruntime.Infere
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "network.onnx"
-        write_network(deployed_classifier(trained, width), path)
+        write_network(
+            aw.extract(trained.model, width, fold=True), deployed_classifier(trained), path
+        )
         return onnxruntime.InferenceSession(path, options)
 
 
@@ -56,7 +58,7 @@ def error_of(trained: TrainedClassifier, session: onnxruntime.InferenceSession) 
 def timed(
     trained: TrainedClassifier, session: onnxruntime.InferenceSession, width: float, repeats: int
 ) -> dict[str, float]:
-    network = deployed_classifier(trained, width).network
+    network = deployed_classifier(trained).wrap(aw.extract(trained.model, width, fold=True)).eval()
     image = torch.rand(1, *trained.run.state()["input_shape"])
     runs = {
         "onnxruntime_ms": lambda: session.run(None, {"images": image.numpy()}),

@@ -208,11 +208,11 @@ def spectrum(
     state = state_of(model)
     measured: dict[ChannelConfig, tuple[dict[str, float], float | None]] = {}
     with evaluating(model), torch.no_grad():
-        _check_statistics(model, widths)
+        check_statistics(model, widths)
         # The widest first, so that the remaining time is not underestimated.
         configs = {state.resolve(width): width for width in reversed(widths)}
         order = sorted(configs, key=lambda config: -macs(model, config))
-        for config in _tracked(order) if progress else order:
+        for config in tracked_if_shown(order, "evaluating widths", progress):
             model.eval()  # `evaluate` may have changed it
             with at_width(model, configs[config]):
                 metrics = _numbers(evaluate(model))
@@ -260,7 +260,7 @@ def _latency(model: nn.Module, config: ChannelConfig) -> float:
     return latency(model, config, fold=not on_gpu).median
 
 
-def _check_statistics(model: nn.Module, widths: Sequence[Width]) -> None:
+def check_statistics(model: nn.Module, widths: Sequence[Width]) -> None:
     """Raise now, not hours later, if a norm has no statistics for a width."""
     norms = [module for module in model.modules() if is_switched_norm(module)]
     for width in widths:
@@ -269,11 +269,15 @@ def _check_statistics(model: nn.Module, widths: Sequence[Width]) -> None:
                 _ = norm.running_mean
 
 
-def _tracked(configs: Sequence[ChannelConfig]) -> Iterable[ChannelConfig]:
-    with contextlib.suppress(ImportError):
-        from anywidth.measuring.progress import tracked
+def tracked_if_shown(
+    configs: Sequence[ChannelConfig], description: str, shown: bool
+) -> Iterable[ChannelConfig]:
+    """Goes through configurations and shows how far it has come, if asked and rich is there."""
+    if shown:
+        with contextlib.suppress(ImportError):
+            from anywidth.measuring.progress import tracked
 
-        return tracked(configs, "evaluating widths")
+            return tracked(configs, description)
     return configs
 
 

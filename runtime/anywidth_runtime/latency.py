@@ -47,6 +47,23 @@ class Table:
         is_here = dict(bundle.contents.machine) == machine
         return Table(known) if is_here and len(known) == len(rows) else None
 
+    def keep(self, bundle: Bundle, threads: int) -> None:
+        """Writes it beside the file; a folder that cannot be written to is no reason to fail."""
+        path = _kept_at(bundle.path)
+        data = {
+            "version": _VERSION,
+            "bundle": bundle.checksum,
+            "machine": this_machine(threads),
+            "milliseconds": [[width, round(ms, 6)] for width, ms in self.milliseconds.items()],
+        }
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        with contextlib.suppress(OSError):
+            try:
+                temporary.write_text(json.dumps(data, indent=1) + "\n")
+                os.replace(temporary, path)
+            finally:
+                temporary.unlink(missing_ok=True)
+
 
 def this_machine(threads: int) -> dict[str, str]:
     """What a latency depends on, in words."""
@@ -66,7 +83,7 @@ def measured(
     repeats: int,
     progress: bool,
 ) -> Table:
-    """Times all widths in turn and keeps the table beside the file, if that can be written."""
+    """Times all widths in turn."""
     if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
         raise RequestError(f"repeats={repeats!r}: expected a whole number of at least 1")
     contents = bundle.contents
@@ -86,26 +103,7 @@ def measured(
                 advance()
     medians = {variant: statistics.median(found) for variant, found in times.items()}
     pairs = zip(contents.rows, contents.variants, strict=True)
-    table = Table({row.width: medians[variant] for row, variant in pairs})
-    _keep(bundle, sessions.threads, table)
-    return table
-
-
-def _keep(bundle: Bundle, threads: int, table: Table) -> None:
-    path = _kept_at(bundle.path)
-    data = {
-        "version": _VERSION,
-        "bundle": bundle.checksum,
-        "machine": this_machine(threads),
-        "milliseconds": [[width, round(ms, 6)] for width, ms in table.milliseconds.items()],
-    }
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    with contextlib.suppress(OSError):  # a folder that cannot be written to: measured all the same
-        try:
-            temporary.write_text(json.dumps(data, indent=1) + "\n")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    return Table({row.width: medians[variant] for row, variant in pairs})
 
 
 def _kept_at(path: Path) -> Path:

@@ -140,6 +140,7 @@ class Network:
         repeats: int = 20,
         shapes: Sequence[tuple[int, ...]] | None = None,
         progress: bool = True,
+        keep: bool = True,
     ) -> tuple[Row, ...]:
         """Times every width on this machine and returns the table.
 
@@ -151,11 +152,14 @@ class Network:
             repeats: calls per width.
             shapes: of each input; those that the file was exported with if not given.
             progress: show how far it has come, if the output is a terminal.
+            keep: write the times beside the file, if its folder can be written to.
         """
         feeds = self._examples(shapes)
         self._latency = latency.measured(
             self._bundle, self._sessions, feeds, repeats=repeats, progress=progress
         )
+        if keep:
+            self._latency.keep(self._bundle, self.threads)
         return self.table
 
     def width_for(self, *, milliseconds: float) -> Width:

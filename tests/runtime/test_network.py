@@ -9,7 +9,6 @@ from pathlib import Path
 import anywidth_runtime
 import numpy as np
 import pytest
-import torch
 from tiny_networks import PIXELS, batches_of, converted
 
 import anywidth as aw
@@ -22,7 +21,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bundle") / "net.anywidth"
     model = converted()
     aw.calibrate(model, batches_of([16]), widths=WIDTHS)
-    aw.export_bundle(model, path, WIDTHS)
+    aw.export_bundle(model, path, WIDTHS, measure_latency=False, progress=False)
     return path
 
 
@@ -82,18 +81,6 @@ def test_the_least_recently_used_width_is_closed(bundle: Path) -> None:
     roomy = anywidth_runtime.open(bundle)
     roomy.prepare([0.25, 1.0])
     assert roomy.open_widths == (0.25, 1.0)
-
-
-def test_it_gives_what_the_network_gives(tmp_path: Path) -> None:
-    model = converted()
-    aw.calibrate(model, batches_of([16]), widths=WIDTHS)
-    aw.export_bundle(model, tmp_path / "net.anywidth", WIDTHS)
-    net = anywidth_runtime.open(tmp_path / "net.anywidth")
-    model.eval()
-    for width in WIDTHS:
-        with torch.no_grad(), aw.at_width(model, width):
-            true = model(torch.from_numpy(images()))
-        np.testing.assert_allclose(net.run(images(), width=width), true, rtol=1e-4, atol=1e-5)
 
 
 def test_a_governor_chooses_among_measured_widths(bundle: Path, tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ from anywidth.app.commands.output import say
 from anywidth.app.commands.tasks import open_trained, task_of
 from anywidth.app.showing.results import check_calibrated, network_width, shown_width
 from anywidth.app.showing.spectrum_tables import format_count
-from anywidth.deploying.exporting import Deployment, check_format, write_network
+from anywidth.deploying.deployment import Deployment
+from anywidth.deploying.exporting import check_format, write_network
 from anywidth.errors import AnywidthError
 from anywidth.measuring.cost import macs, parameter_count
+from anywidth.slimming.extraction import extract
 
 
 def export(
@@ -41,8 +43,8 @@ def export(
     trained = open_trained(run, "cpu", with_data=False)
     chosen = network_width(trained, width)
     check_calibrated(trained, chosen)
-    deployment = task_of(run).deploy(trained, chosen)
-    difference = write_network(deployment, out)
+    deployment = task_of(run).deploy(trained)
+    difference = write_network(extract(trained.model, chosen, fold=True), deployment, out)
     costs = (
         f"{format_count(macs(trained.model, chosen))} multiply-adds",
         f"{format_count(parameter_count(trained.model, chosen))} parameters",

@@ -20,7 +20,7 @@ from anywidth.app.tasks.reinforcement import task as reinforcement
 from anywidth.app.tasks.super_resolution import settings as super_resolution_settings
 from anywidth.app.tasks.super_resolution import task as super_resolution
 from anywidth.app.tasks.super_resolution.crops import crop_sections
-from anywidth.deploying.exporting import Deployment
+from anywidth.deploying.deployment import Deployment
 from anywidth.errors import AnywidthError
 
 TrainedType = TypeVar("TrainedType", bound=Trained)
@@ -42,7 +42,7 @@ class Task(Generic[TrainedType]):
         open: (folder, device, with_data, configuration) → a finished run.
         example: what trains one with everything at its default.
         use: the command that a finished run is for.
-        deploy: (finished run, width) → what `anywidth export` writes.
+        deploy: finished run → how its network is called in what `anywidth export` writes.
         sections: finished run → what its report shows beside the spectrum.
         sections_need_data: whether `sections` wants the run opened with its data.
     """
@@ -54,7 +54,7 @@ class Task(Generic[TrainedType]):
     open: Callable[[Path, str, bool, Any], TrainedType]
     example: str
     use: str
-    deploy: Callable[[Any, float], Deployment]
+    deploy: Callable[[Any], Deployment]
     sections: Callable[[Any], Sequence[Section]] = _no_sections
     sections_need_data: bool = False
 

@@ -17,8 +17,7 @@ from anywidth.app.tasks.classification.task import TrainedClassifier
 from anywidth.app.tasks.reinforcement.environments import make_environment
 from anywidth.app.tasks.reinforcement.task import TrainedPolicy
 from anywidth.app.tasks.super_resolution.task import TrainedUpscaler
-from anywidth.deploying.exporting import Deployment
-from anywidth.slimming.extraction import extract
+from anywidth.deploying.deployment import Deployment
 
 _EXAMPLE_PIXELS = 16
 
@@ -51,44 +50,43 @@ class Upscaler(nn.Module):
         return larger.clamp(0, 1)
 
 
-def deployed_classifier(trained: TrainedClassifier, width: float) -> Deployment:
+def deployed_classifier(trained: TrainedClassifier) -> Deployment:
     state = trained.run.state()
     return Deployment(
-        Classifier(extract(trained.model, width, fold=True), state["mean"], state["std"]).eval(),
         (torch.rand(2, *state["input_shape"]),),
-        "images in [0, 1]",
         ("images",),
         ("logits",),
         ({0: "batch"},),
-        {"classes": json.dumps(state["classes"])},
-        "classification",
+        takes="images in [0, 1]",
+        facts={"classes": json.dumps(state["classes"])},
+        task=trained.settings.task,
+        wrap=lambda network: Classifier(network, state["mean"], state["std"]),
     )
 
 
-def deployed_upscaler(trained: TrainedUpscaler, width: float) -> Deployment:
+def deployed_upscaler(trained: TrainedUpscaler) -> Deployment:
     return Deployment(
-        Upscaler(extract(trained.model, width, fold=True)).eval(),
         (torch.rand(2, 3, _EXAMPLE_PIXELS, _EXAMPLE_PIXELS),),
-        "images in [0, 1], red, green and blue",
         ("images",),
         ("larger_images",),
         ({0: "batch", 2: "height", 3: "width"},),
-        {"scale": str(trained.model.scale)},
-        "super-resolution",
+        takes="images in [0, 1], red, green and blue",
+        facts={"scale": str(trained.model.scale)},
+        task=trained.settings.task,
+        wrap=Upscaler,
     )
 
 
-def deployed_policy(trained: TrainedPolicy, width: float) -> Deployment:
+def deployed_policy(trained: TrainedPolicy) -> Deployment:
     environment = make_environment(trained.settings.environment, 1, seed=0)
     with contextlib.closing(environment):
         seen = torch.from_numpy(environment.reset())
     return Deployment(
-        extract(trained.model, width, fold=True),
         (seen.repeat(2, *[1] * (seen.ndim - 1)),),
-        "observations as the environment gives them",
         ("observations",),
         ("logits", "values"),
         ({0: "batch"},),
-        {"environment": trained.settings.environment},
-        "reinforcement",
+        takes="observations as the environment gives them",
+        facts={"environment": trained.settings.environment},
+        task=trained.settings.task,
     )

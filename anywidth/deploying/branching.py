@@ -1,0 +1,205 @@
+"""One plain ONNX file with every width: each branch cuts its weights from shared ones.
+
+For runtimes that have none of our code. An input `width` chooses the branch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from anywidth.deploying.deployment import Deployment, Runner
+from anywidth.deploying.exporting import check_format
+from anywidth.deploying.shared_weights import Match
+from anywidth.deploying.width_graphs import WidthGraph, width_graph
+from anywidth.errors import AnywidthError
+from anywidth.measuring.spectra import check_statistics, tracked_if_shown
+from anywidth.modes import evaluating
+from anywidth.slimming.convert import at_width
+from anywidth.slimming.state import state_of
+
+WIDTH = "width"
+"""The input that chooses a branch: the nearest width runs."""
+
+# What one protobuf message may hold.
+_MOST_BYTES = 2**31 - 1
+
+
+def write_branches(
+    model: nn.Module,
+    deployment: Deployment,
+    path: Path,
+    widths: Sequence[float],
+    *,
+    progress: bool = True,
+) -> float:
+    """Writes a converted network at many widths as one ONNX file; returns how far it is off.
+
+    It is read back and compared with the network at every width before it counts as written.
+    """
+    from anywidth.files import write_atomically
+
+    check_format(path)
+    if WIDTH in (*deployment.input_names, *deployment.output_names):
+        raise AnywidthError(f"an input or output is named {WIDTH!r}, as the one that is added")
+    check_statistics(model, widths)
+    ordered = sorted(set(widths))
+    resolve = state_of(model).resolve
+    with evaluating(model):
+        configs = tracked_if_shown([resolve(w) for w in ordered], "converting widths", progress)
+        graphs = [width_graph(model, config, deployment) for config in configs]
+        content = _encode(ordered, graphs, deployment)
+        run = _opened(content)
+        difference = 0.0
+        for width in ordered:
+            with at_width(model, width):
+                found = deployment.check(model, run(width), f"{path}, width {width}")
+            difference = max(difference, found)
+    write_atomically(path, content)
+    return difference
+
+
+def _encode(widths: Sequence[float], graphs: Sequence[WidthGraph], deployment: Deployment) -> bytes:
+    from onnx import TensorProto, helper, numpy_helper
+
+    first = graphs[0].proto
+    shared = {m.source.name: m.source.whole for g in graphs for m in g.matches.values()}
+    branches = [_branch(graph, f"w{number}_") for number, graph in enumerate(graphs)]
+    nodes, constants = _choice(widths, branches, list(deployment.output_names))
+    body = helper.make_graph(
+        nodes,
+        "widths",
+        [*first.graph.input, helper.make_tensor_value_info(WIDTH, TensorProto.FLOAT, [])],
+        list(first.graph.output),
+        [*constants, *(numpy_helper.from_array(array, name) for name, array in shared.items())],
+    )
+    proto = helper.make_model(body, opset_imports=first.opset_import, ir_version=first.ir_version)
+    helper.set_model_props(proto, {**deployment.texts(), "widths": json.dumps(list(widths))})
+    if proto.ByteSize() > _MOST_BYTES:
+        raise AnywidthError(
+            f"these widths need {proto.ByteSize() / 1e9:.1f} GB and an ONNX file holds 2: write a "
+            "bundle (NAME.anywidth) or fewer widths"
+        )
+    return bytes(proto.SerializeToString())
+
+
+def _choice(
+    widths: Sequence[float], branches: Sequence[Any], outputs: Sequence[str], place: str = ""
+) -> tuple[list[Any], list[Any]]:
+    """Nodes that run the branch of the nearest width, and their constants: halves of halves."""
+    from onnx import helper, numpy_helper
+
+    middle = len(widths) // 2
+    limit = np.float32((widths[middle - 1] + widths[middle]) / 2)
+    constant = numpy_helper.from_array(np.array(limit), f"limit{place}")
+    is_narrow = helper.make_node("Less", [WIDTH, constant.name], [f"is_narrow{place}"])
+    sides = []
+    for side, part in (("n", slice(None, middle)), ("w", slice(middle, None))):
+        if len(widths[part]) == 1:
+            sides.append(branches[part][0])
+            continue
+        inner = [f"{name}{place}{side}" for name in outputs]
+        nodes, constants = _choice(widths[part], branches[part], inner, place + side)
+        values = [helper.make_empty_tensor_value_info(name) for name in inner]
+        sides.append(helper.make_graph(nodes, f"widths{place}{side}", [], values, constants))
+    chosen = helper.make_node(
+        "If", [is_narrow.output[0]], list(outputs), then_branch=sides[0], else_branch=sides[1]
+    )
+    return [is_narrow, chosen], [constant]
+
+
+def _branch(graph: WidthGraph, prefix: str) -> Any:
+    """A width's graph as one branch, with names of its own, that cuts its weights itself.
+
+    Every weight is cut, the whole ones too: onnxruntime prepares what a branch makes of a constant,
+    but not a constant of the graph around it, and takes half as long again there.
+    """
+    from onnx import GraphProto
+
+    branch = GraphProto()
+    branch.CopyFrom(graph.proto.graph)
+    given = {one.name for one in branch.input}
+    del branch.input[:]
+    matched = [tensor for tensor in branch.initializer if tensor.name in graph.matches]
+    for tensor in matched:
+        branch.initializer.remove(tensor)
+    _rename(branch, given, prefix)
+    cuts = [
+        part for name, match in graph.matches.items() for part in _cut_nodes(prefix + name, match)
+    ]
+    nodes = [part for part in cuts if part.DESCRIPTOR.name == "NodeProto"]
+    branch.initializer.extend(part for part in cuts if part.DESCRIPTOR.name == "TensorProto")
+    rest = list(branch.node)
+    del branch.node[:]
+    branch.node.extend([*nodes, *rest])
+    return branch
+
+
+def _rename(graph: Any, given: set[str], prefix: str) -> None:
+    """Prefixes every name but those of the file's inputs, in inner graphs too."""
+
+    def own(name: str) -> str:
+        return name if not name or name in given else prefix + name
+
+    for one in (*graph.initializer, *graph.input, *graph.output):
+        one.name = own(one.name)
+    for node in graph.node:
+        node.name = own(node.name)
+        node.input[:] = [own(name) for name in node.input]
+        node.output[:] = [own(name) for name in node.output]
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                _rename(inner, given, prefix)
+
+
+def _cut_nodes(name: str, match: Match) -> Iterator[Any]:
+    """Nodes, and their constants, that make a width's weight `name` of the shared one."""
+    from onnx import helper, numpy_helper
+
+    value = match.source.name
+    for axis, cut in enumerate(match.source.cuts):
+        stretches = cut or (((0, match.source.whole.shape[axis]),) if axis == 0 else ())
+        parts = []
+        for number, (start, length) in enumerate(stretches):
+            place = f"{name}/{axis}/{number}"
+            ends = {"start": start, "end": start + length, "axis": axis}
+            for kind, end in ends.items():
+                yield numpy_helper.from_array(np.array([end]), f"{place}/{kind}")
+            inputs = [value, *(f"{place}/{kind}" for kind in ends)]
+            yield helper.make_node("Slice", inputs, [place])
+            parts.append(place)
+        if len(parts) > 1:
+            yield helper.make_node("Concat", parts, [f"{name}/{axis}"], axis=axis)
+            parts = [f"{name}/{axis}"]
+        value = parts[0] if parts else value
+    if match.scale is not None:
+        sizes = [-1 if axis == match.axis else 1 for axis in range(match.source.whole.ndim)]
+        yield numpy_helper.from_array(match.scale.reshape(sizes), f"{name}/scale")
+        yield helper.make_node("Mul", [value, f"{name}/scale"], [f"{name}/scaled"])
+        value = f"{name}/scaled"
+    # Turning by the axes' own order changes nothing and gives the weight its name.
+    yield helper.make_node("Transpose", [value], [name], perm=match.order)
+
+
+def _opened(content: bytes) -> Any:
+    """width → a runner of the file at that width."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs() if one.name != WIDTH]
+
+    def at(width: float) -> Runner:
+        def run(*values: Tensor) -> list[Tensor]:
+            feeds = {name: value.numpy() for name, value in zip(names, values, strict=True)}
+            feeds[WIDTH] = np.array(width, np.float32)
+            return [torch.as_tensor(found) for found in session.run(None, feeds)]
+
+        return run
+
+    return at

@@ -1,0 +1,59 @@
+"""What a bundle says of itself: its inputs and outputs, and what was measured at its widths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anywidth.deploying.deployment import Deployment
+from anywidth.measuring.spectra import Spectrum, lower_is_better
+from anywidth.width import ChannelConfig
+
+# A share of wrong answers, in percent, is shown as the share of right ones.
+_ERROR = "error"
+
+
+def described_tensors(deployment: Deployment, graph: Any) -> dict[str, list[dict[str, Any]]]:
+    """Name, type and shape of each input and output; latency is measured with one example."""
+    from onnx.helper import tensor_dtype_to_np_dtype
+
+    free: dict[str, str] = {}
+    inputs = []
+    for one, example, names in zip(
+        graph.input, deployment.examples, deployment.free_axes, strict=True
+    ):
+        for axis, name in names.items():
+            free[one.type.tensor_type.shape.dim[axis].dim_param] = name
+        sizes = [1 if axis == 0 and 0 in names else n for axis, n in enumerate(example.shape)]
+        shape = [names.get(axis, size) for axis, size in enumerate(example.shape)]
+        dtype = str(example.dtype).removeprefix("torch.")
+        inputs.append({"name": one.name, "dtype": dtype, "shape": shape, "example": sizes})
+    outputs = []
+    for one in graph.output:
+        kind = one.type.tensor_type
+        # A size that follows from those of the inputs has a formula of them for its name.
+        shape = [free.get(n.dim_param, n.dim_param) or n.dim_value for n in kind.shape.dim]
+        dtype = tensor_dtype_to_np_dtype(kind.elem_type).name
+        outputs.append({"name": one.name, "dtype": dtype, "shape": shape, "example": []})
+    return {"inputs": inputs, "outputs": outputs}
+
+
+def measured_at(spectrum: Spectrum | None, config: ChannelConfig) -> dict[str, Any]:
+    """What a spectrum has of one configuration; `accuracy` is its main metric, more is better."""
+    if spectrum is None:
+        return {"metrics": {}, "accuracy": None}
+    metrics = next((p.metrics for p in spectrum.points if p.channels == config), {})
+    main = spectrum.metric()
+    value = metrics.get(main)
+    if value is not None and lower_is_better(main):
+        value = 100 - value if _ERROR in main else -value
+    return {"metrics": dict(metrics), "accuracy": value}
+
+
+def accuracy_name(spectrum: Spectrum | None) -> str | None:
+    """What the table calls `accuracy`."""
+    if spectrum is None:
+        return None
+    main = spectrum.metric()
+    if not lower_is_better(main):
+        return main
+    return main.replace(_ERROR, "accuracy") if _ERROR in main else f"-{main}"
