@@ -12,25 +12,25 @@ EXPECTED = {"integer": "a whole number", "float": "a number", "number": "a numbe
 
 
 def main() -> None:
-    """Runs the command line; what a user did wrong ends in one clear line, not in a traceback."""
+    """Run the command line; a user's mistake gives one clear line, not a traceback."""
     try:
         code = _run(sys.argv[1:])
         sys.stdout.flush()
     except KeyboardInterrupt:
         _end("Stopped.", 130)
     except BrokenPipeError:
-        # Whoever read the output has left (`| head`): what is still buffered has nowhere to go.
+        # The reader of the output is gone (`| head`), so the buffered rest is discarded.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except OSError as error:
-        # Not a mistake in what was asked for: no permission, a full disk, a lost mount.
+        # Not a mistake in the arguments: no permission, a full disk, a lost mount.
         where = f": {error.filename}" if error.filename else ""
         _end(f"anywidth: {error.strerror or error}{where}", 1)
     raise SystemExit(code)
 
 
 def _run(arguments: list[str]) -> int:
-    """The exit code. Typer's own runner is left out: it ends an interrupt without a word."""
+    """The exit code. Typer's own runner is not used, because it hides an interrupt."""
     try:
         import typer
         from typer.main import get_command
@@ -44,7 +44,7 @@ def _run(arguments: list[str]) -> int:
         )
     from anywidth.errors import AnywidthError
 
-    # Typer may bring the package along that this class comes from, or depend on it.
+    # This class may be Typer's own or from a package that Typer depends on.
     usage_error: type[Any] = typer.BadParameter.__bases__[0]
     command = get_command(app)
     try:
@@ -62,7 +62,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _said(error: Any, arguments: list[str]) -> str:
-    """What is wrong with how a command was called, in one line."""
+    """The error in the arguments, in one line."""
     kind = re.search(r"\bvalid (integer|float|number)\b", error.message)
     option = error.param.opts[0] if getattr(error, "param", None) is not None else ""
     given = _given(option, arguments)
@@ -73,7 +73,7 @@ def _said(error: Any, arguments: list[str]) -> str:
 
 
 def _given(option: str, arguments: list[str]) -> str | None:
-    """The text that an option was last given."""
+    """The last value given for an option."""
     values = {option: None} | dict(itertools.pairwise(arguments))
     values |= dict(text.split("=", 1) for text in arguments if text.startswith(f"{option}="))
     return values[option]

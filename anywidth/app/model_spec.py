@@ -18,18 +18,18 @@ from anywidth.errors import AnywidthError
 
 FORMS = "mobilenet_v1, torchvision:resnet50, timm:resnet50 or package.module:function"
 
-# Their default initialisation takes many seconds and is of no use to one who loads weights.
+# Their own initialisation takes many seconds; PyTorch's default is used instead.
 _SLOW_TO_INITIALIZE = ("googlenet", "inception_v3")
 
 
 def load_model(spec: str, **options: Any) -> nn.Module:
-    """Builds the network that `spec` names; nothing is downloaded.
+    """Build the network that `spec` names; nothing is downloaded.
 
     Args:
         spec: a network of `anywidth.models` ("mobilenet_v1"), one of torchvision
             ("torchvision:resnet50"), one of timm ("timm:resnet50"), or any function that returns
             a network ("package.module:function"; the current folder is searched too).
-        options: handed to the function that builds it, e.g. `num_classes=10`.
+        options: arguments of the function that builds it, e.g. `num_classes=10`.
 
     Example:
         >>> load_model("torchvision:mobilenet_v2", num_classes=10)
@@ -64,7 +64,7 @@ def _from_zoo(name: str) -> Callable[..., Any]:
     if name not in models.__all__:
         raise AnywidthError(
             f"no network {name!r} in anywidth.models{_close(name, models.__all__)}: expected one "
-            f"of {', '.join(models.__all__)}, or where it is from: torchvision:{name}, "
+            f"of {', '.join(models.__all__)}, or a name with its source: torchvision:{name}, "
             f"timm:{name} or package.module:{name}"
         )
     builder: Callable[..., Any] = getattr(models, name)
@@ -111,7 +111,7 @@ def _from_module(spec: str, module_name: str, name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise AnywidthError(
-                f"{spec!r}: importing {module_name} failed, {error}; install what it needs"
+                f"{spec!r}: importing {module_name} failed, {error}; install that package"
             ) from error
         raise AnywidthError(
             f"{spec!r}: no module {error.name!r} in the current folder or among the installed "
@@ -150,7 +150,7 @@ def _build(spec: str, builder: Callable[..., Any], options: dict[str, Any]) -> n
 
 @contextlib.contextmanager
 def _current_folder_importable() -> Iterator[None]:
-    """As under `python -m`: a network in a file beside the user is found by its name."""
+    """As with `python -m`: modules in the current folder can be imported."""
     folder = os.getcwd()
     if folder in sys.path or "" in sys.path:
         yield

@@ -1,4 +1,4 @@
-"""Image sets small enough to be held whole in memory."""
+"""Image sets that fit into memory."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,19 +45,19 @@ class ImageArrays:
         if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
             raise AnywidthError(
                 f"labels are {labels.dtype} of shape {tuple(labels.shape)}: expected torch.int64 "
-                f"of shape ({len(images)},), one for each image"
+                f"of shape ({len(images)},), one per image"
             )
 
     def __len__(self) -> int:
         return len(self.images)
 
     def to(self, device: torch.device | str) -> "ImageArrays":
-        """Return the same samples on a device; nothing is copied when they are there already."""
+        """Return the same samples on a device, without a copy if they are already there."""
         return ImageArrays(self.images.to(device), self.labels.to(device), self.classes)
 
 
 def load_arrays(name: str, root: Path | str | None = None, train: bool = True) -> ImageArrays:
-    """Load the training or the test images of a named set from files that are already here.
+    """Load the training or test images of a named set from local files.
 
     ``bundled`` is a subset of Fashion-MNIST inside the package and does not read ``root``.
     ``fashion_mnist`` takes a folder of IDX files, as torchvision or Debian lay them out (Debian's
@@ -71,8 +71,8 @@ def load_arrays(name: str, root: Path | str | None = None, train: bool = True) -
     if name in ("cifar10", "cifar100"):
         if root is None:
             raise AnywidthError(
-                f"{name} is not part of the package: give the folder that holds its files, "
-                "--data-dir on the command line, root in code"
+                f"{name} is not part of the package: give the folder of its files (--data-dir on "
+                "the command line, root in code)"
             )
         from anywidth.app.data.cifar import CIFAR10, CIFAR100, read_cifar
 
@@ -93,8 +93,8 @@ def _fashion_mnist_folders(root: Path | str | None) -> list[Path]:
 def _existing(root: Path) -> Path:
     if not root.is_dir():
         raise AnywidthError(
-            f"{root} is not a folder: give the one that holds the files, --data-dir on the command "
-            "line, root in code"
+            f"{root} is not a folder: give the folder of the files (--data-dir on the command "
+            "line, root in code)"
         )
     return root
 
@@ -109,14 +109,14 @@ def _read_fashion_mnist(folders: list[Path], train: bool) -> ImageArrays:
             labels = read_idx(labels_path, dimensions=1).long()
             if len(images) != len(labels):
                 raise AnywidthError(
-                    f"{labels_path} holds {len(labels)} labels: expected {len(images)}, one for "
-                    f"each image of {images_path.name}; fetch both files again"
+                    f"{labels_path} has {len(labels)} labels: expected {len(images)}, one per "
+                    f"image of {images_path.name}; download both files again"
                 )
             return _checked(images, labels, FASHION_MNIST_CLASSES, labels_path)
     endings = ", ".join(repr(suffix) for suffix in SUFFIXES[1:])
     raise AnywidthError(
         f"Fashion-MNIST was not found: expected {names[0]} and {names[1]} (plain or ending in "
-        f"{endings}) in one of {', '.join(map(str, folders))}; give the folder that holds them "
+        f"{endings}) in one of {', '.join(map(str, folders))}; give the folder of the files "
         "(--data-dir on the command line, root in code), or install Debian's package "
         "dataset-fashion-mnist"
     )
@@ -124,10 +124,10 @@ def _read_fashion_mnist(folders: list[Path], train: bool) -> ImageArrays:
 
 def _checked(images: Tensor, labels: Tensor, classes: tuple[str, ...], path: Path) -> ImageArrays:
     if len(images) == 0:
-        raise AnywidthError(f"{path} holds no images: fetch the file again")
+        raise AnywidthError(f"{path} has no images: download the file again")
     if int(labels.max()) >= len(classes):
         raise AnywidthError(
-            f"{path} holds the label {int(labels.max())}: expected 0 to {len(classes) - 1}; "
-            "it belongs to another image set"
+            f"{path} has the label {int(labels.max())}: expected 0 to {len(classes) - 1}; "
+            "the file belongs to another image set"
         )
     return ImageArrays(images, labels, classes)

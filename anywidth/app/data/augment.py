@@ -1,7 +1,7 @@
-"""Augmentation of a whole batch at once, on whatever device the batch is on.
+"""Augmentation of a whole batch at once, on the device of the batch.
 
-Every image draws its own parameters. Nothing waits for the device: all shapes are known
-beforehand, and choices are made by index and mask arithmetic.
+Every image draws its own parameters. Nothing waits for the device: all shapes are known in advance,
+and choices are index and mask arithmetic.
 """
 
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from torch import Tensor
 
 from anywidth.errors import AnywidthError
 
-# Three more than are used: on a GPU what is drawn first depends on how many there are, and runs of
-# the same seed are to see the same images as ever.
+# Three more than needed: on a GPU the drawn numbers depend on their count, and runs with the same
+# seed must keep seeing the same images.
 PARAMETERS = 8
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What happens to training images; a zero switches the part off.
+    """The augmentation of training images; zero switches a part off.
 
-    ``crop_padding`` shifts the image by up to so many pixels, and what comes in at the edge is the
-    reflected image. ``cutout`` is the side of a square that is blanked around a random pixel.
+    ``crop_padding`` shifts the image by up to so many pixels and fills the edge with the reflected
+    image. ``cutout`` is the side of a square that is blanked around a random pixel.
     """
 
     flip: bool = True
@@ -37,9 +37,9 @@ class Augmentation:
 
 
 def draw_parameters(count: int, generator: torch.Generator) -> Tensor:
-    """Draw what ``apply_parameters`` needs for ``count`` images, one column an image.
+    """Draw the random numbers of ``apply_parameters`` for ``count`` images, one column each.
 
-    All rows are drawn whatever is switched on, so that one option does not change the others.
+    All rows are always drawn, so that switching one option does not change the others.
     """
     return torch.rand((PARAMETERS, count), generator=generator, device=generator.device)
 
@@ -58,7 +58,7 @@ def apply_parameters(
 
 
 def normalize(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Return ``(images - mean) / std`` in floating point, uint8 being scaled to 0..1 first."""
+    """Return ``(images - mean) / std`` in floating point; uint8 is first scaled to 0..1."""
     scale = std.reciprocal()
     shift = -mean * scale
     if images.dtype == torch.uint8:
@@ -69,7 +69,7 @@ def normalize(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation of each channel of uint8 images, on the scale 0 to 1.
 
-    A channel without contrast gets the deviation of one grey level, so that it can be divided by.
+    A constant channel gets the deviation of one grey level, so that dividing by it is safe.
     """
     levels = torch.arange(256, dtype=torch.float64) / 255
     means, deviations = [], []
@@ -85,7 +85,7 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
 def _check_batch(images: Tensor, augmentation: Augmentation) -> None:
     if images.ndim != 4 or not (images.dtype == torch.uint8 or images.is_floating_point()):
         raise AnywidthError(
-            f"a batch is {images.dtype} of shape {tuple(images.shape)}: expected uint8 or floating "
+            f"batch of {images.dtype} and shape {tuple(images.shape)}: expected uint8 or floating "
             "point of shape (samples, channels, height, width)"
         )
     sides = images.shape[2:]

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, from the official binary files or the pickles torchvision keeps."""
+"""CIFAR-10 and CIFAR-100, from the official binary files or torchvision's pickles."""
 
 import warnings
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ train trout tulip turtle wardrobe whale willow_tree wolf woman worm
 
 @dataclass(frozen=True)
 class BinaryLayout:
-    """The files of the official binary version; a record is its label bytes, then the pixels."""
+    """The files of the official binary version; a record is the label bytes, then the pixels."""
 
     name: str
     folder: str
@@ -54,7 +54,7 @@ CIFAR10 = BinaryLayout(
     classes=tuple(CIFAR10_CLASSES.split()),
 )
 
-# The coarse label comes first, the fine one, which is used, second.
+# The coarse label comes first, then the fine label, which is used.
 CIFAR100 = BinaryLayout(
     name="CIFAR100",
     folder="cifar-100-binary",
@@ -70,9 +70,9 @@ CIFAR100 = BinaryLayout(
 def read_cifar(
     layout: BinaryLayout, root: Path, train: bool
 ) -> tuple[Tensor, Tensor, tuple[str, ...], Path]:
-    """Return images, labels, class names and where they were found, in whichever layout is there.
+    """Return images, labels, class names and the path, from either layout.
 
-    The binary files are preferred where both are present: reading them cannot run code.
+    If both layouts are present, the binary files are read, because they cannot execute code.
     """
     names = layout.train_files if train else layout.test_files
     folders = (root, root / layout.folder)
@@ -86,7 +86,7 @@ def read_cifar(
     raise AnywidthError(
         f"{layout.name} was not found: expected {', '.join(names)} in {folders[0]} or {folders[1]} "
         f"(binary version), or torchvision's folder {root / layout.pickle_folder}; give the "
-        "folder that holds them: --data-dir on the command line, root in code"
+        "folder of the files (--data-dir on the command line, root in code)"
     )
 
 
@@ -95,7 +95,7 @@ def _read_binary(layout: BinaryLayout, folder: Path, train: bool) -> tuple[Tenso
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise AnywidthError(
-            f"{folder} lacks {', '.join(missing)}: expected {', '.join(names)}; fetch them again"
+            f"{folder} lacks {', '.join(missing)}: expected {', '.join(names)}; download them again"
         )
     records = torch.cat([_read_records(layout, folder / name, train) for name in names])
     labels = records[:, layout.label_bytes - 1].long()
@@ -107,8 +107,8 @@ def _read_records(layout: BinaryLayout, path: Path, train: bool) -> Tensor:
     if len(data) == 0 or len(data) % layout.record_bytes:
         official = layout.official_records[0 if train else 1]
         raise AnywidthError(
-            f"{path} holds {len(data)} bytes: expected {official * layout.record_bytes} "
-            f"({official} images), or another multiple of {layout.record_bytes}; fetch it again"
+            f"{path} has {len(data)} bytes: expected {official * layout.record_bytes} "
+            f"({official} images), or another multiple of {layout.record_bytes}; download it again"
         )
     return torch.frombuffer(data, dtype=torch.uint8).view(-1, layout.record_bytes)
 
@@ -120,8 +120,8 @@ def _read_pickles(
         from torchvision import datasets
     except ModuleNotFoundError as error:
         raise AnywidthError(
-            f"{root / layout.pickle_folder} is read with the package {error.name!r}: install it "
-            "with pip install 'anywidth[cli]', or fetch the binary version of the files"
+            f"{root / layout.pickle_folder} needs the package {error.name!r}: install it with "
+            "pip install 'anywidth[cli]', or download the binary version of the files"
         ) from error
 
     kind = datasets.CIFAR10 if layout.name == "CIFAR10" else datasets.CIFAR100
@@ -134,7 +134,7 @@ def _read_pickles(
         except RuntimeError as error:
             raise AnywidthError(
                 f"{folder} is not what torchvision.datasets.{layout.name} expects: "
-                f"{_pickle_faults(kind, folder)}; fetch it again"
+                f"{_pickle_faults(kind, folder)}; download it again"
             ) from error
     images = torch.from_numpy(dataset.data).permute(0, 3, 1, 2).contiguous()
     labels = torch.tensor(dataset.targets, dtype=torch.int64)

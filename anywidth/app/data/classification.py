@@ -1,4 +1,4 @@
-"""Everything a classification task asks of its data, from the name of the data."""
+"""The data of a classification task, by the name of the data set."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ EVALUATION_RESIZE = 256 / 224
 
 
 class Loader(Protocol):
-    """What training, validation and calibration data have in common."""
+    """The interface of training, validation and calibration data."""
 
     @property
     def samples(self) -> int:
@@ -51,10 +51,10 @@ class Loader(Protocol):
 
 @dataclass(frozen=True)
 class ClassificationData:
-    """Loaders of one data set and what a model and a prediction need to know about it.
+    """The loaders of one data set, and its facts for models and predictions.
 
-    ``calibration`` holds the training samples as evaluation sees them, shuffled once. ``mean`` and
-    ``std`` are what images, on the scale from 0 to 1, were normalised with.
+    ``calibration`` has the training samples, preprocessed as for evaluation and shuffled once.
+    Images on the scale from 0 to 1 were normalised with ``mean`` and ``std``.
     """
 
     train: Loader
@@ -83,13 +83,13 @@ def load_classification(
     validation: Literal["test", "split"] = "test",
     skip_corrupt: bool = False,
 ) -> ClassificationData:
-    """Load a named set, or with ``"folder"`` and ``root``, or a path as ``name``, image folders.
+    """Load a named set, or image folders: ``"folder"`` with ``root``, or a path as ``name``.
 
     Batch sizes count all ranks together. ``augmentation`` is an Augmentation for named sets and a
-    FolderAugmentation for folders, None for none. ``limit`` keeps only the first so many training
-    images, classes balanced. ``validation`` is the ``"test"`` set (``val/`` of a folder), or a
-    ``"split"``: a tenth of the training images of each class, which are then not trained on and are
-    the same for every seed.
+    FolderAugmentation for folders; None switches it off. ``limit`` keeps the first so many training
+    images, with balanced classes. ``validation`` is the ``"test"`` set (``val/`` of a folder), or a
+    ``"split"``: a tenth of the training images of each class, which is then not used for training
+    and is the same for every seed.
 
     ``image_size`` (224 unless given), ``workers`` and ``skip_corrupt`` are for folders; see
     FolderLoader.
@@ -127,7 +127,7 @@ def load_classification(
 
 @dataclass(frozen=True)
 class _Source:
-    """Samples to train and validate on, at which positions (None: all), and how to load them."""
+    """Samples for training and validation, their positions (None: all), and their loader."""
 
     open_loader: Callable[..., Loader]
     train: "ImageArrays | ImageFiles"
@@ -161,7 +161,7 @@ def _open_named(
         )
     trained, held_out = _choose(arrays.labels, limit, split)
     mean, std = channel_statistics(arrays.images[trained])
-    # On the device from here on, so that all loaders share one copy.
+    # Moved to the device here, so that all loaders share one copy.
     shared = arrays.to(device)
     return _Source(
         open_loader=partial(DeviceLoader, mean=mean, std=std),
@@ -222,21 +222,23 @@ def _folder_of(name: str, root: Path | str | None) -> Path:
     if name == "folder":
         if root is None:
             raise AnywidthError(
-                "data 'folder' needs to know where: give the folder with train/ and val/ in it, "
-                "--data-dir on the command line, root in code"
+                "data 'folder' needs the folder that contains train/ and val/: --data-dir on the "
+                "command line, root in code"
             )
         return Path(root)
     if os.sep in name or Path(name).is_dir():
         return Path(name)
     known = ", ".join(repr(known) for known in (*ARRAY_NAMES, "folder"))
-    raise AnywidthError(f"no data is named {name!r}: expected one of {known}, or a folder's path")
+    raise AnywidthError(
+        f"no data set is named {name!r}: expected one of {known}, or the path of a folder"
+    )
 
 
 def _choose(labels: Tensor, limit: int | None, split: bool) -> tuple[Tensor, Tensor | None]:
     """Return the positions to train on and, for a split, those to validate on."""
     trained, held_out = torch.arange(len(labels)), None
     if split:
-        # Drawn without the run's seed, so that runs of several seeds compare.
+        # Independent of the run's seed, so that runs with different seeds can be compared.
         trained, held_out = hold_out(labels, HELD_OUT_SHARE, seed=0)
     if limit is not None and limit < len(trained):
         trained = trained[choose_balanced(labels[trained], limit)]

@@ -32,37 +32,37 @@ def scan_split(root: Path, split: str) -> ImageFiles:
     if not folder.is_dir():
         found = sorted(path.name for path in root.iterdir()) if root.is_dir() else []
         raise AnywidthError(
-            f"{folder} is not a folder: expected train/ and val/ in {root}, each with one folder a "
-            f"class (there: {few_of(found) or 'nothing'})"
+            f"{folder} is not a folder: expected train/ and val/ in {root}, each with one folder "
+            f"per class (found: {few_of(found) or 'nothing'})"
         )
     return scan_folder(folder)
 
 
 def check_same_classes(train: ImageFiles, validation: ImageFiles) -> None:
-    """Refuse folders whose classes differ: labels would not mean the same in both."""
+    """Refuse folders whose classes differ, because labels would have different meanings."""
     only_train = sorted(set(train.classes) - set(validation.classes))
     only_validation = sorted(set(validation.classes) - set(train.classes))
     if only_train or only_validation:
         raise AnywidthError(
-            f"{train.folder} and {validation.folder} differ in their classes: only the first has "
+            f"{train.folder} and {validation.folder} have different classes: only the first has "
             f"{few_of(only_train) or 'none'}, only the second {few_of(only_validation) or 'none'}; "
-            "expected the same folders in both"
+            "expected the same subfolders in both"
         )
 
 
 class FolderLoader(OrderedLoader):
     """Yield normalised (images, labels) batches of image files.
 
-    The order is drawn from (seed, epoch), and what happens to an image from (seed, epoch, its
-    index), so that ranks, workers and a resumed epoch agree. Batches are cut as by DeviceLoader.
+    The order is drawn from (seed, epoch), and the augmentation of an image from (seed, epoch,
+    index), so that ranks, workers and a resumed epoch agree. Batches are split as in DeviceLoader.
 
     A file that does not decode stops the epoch with an error that names it. With ``skip_corrupt``
-    it is left out, which makes its batch shorter; ``corrupt`` then maps the files met so far to
-    the reasons, and a log line names them when the epoch ends. A part of a batch in which no image
-    decodes is empty, or with ``drop_last``, as in training, an error.
+    it is skipped and its batch is shorter; ``corrupt`` then maps these files to the reasons, and a
+    log line names them at the end of the epoch. If no image of a part decodes, the part is empty,
+    or with ``drop_last``, as in training, an error is raised.
 
-    Worker processes stay between epochs and serve one epoch at a time: beginning another one ends
-    the one under way.
+    Worker processes are kept between epochs and serve one epoch at a time: starting another epoch
+    ends the current one.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class FolderLoader(OrderedLoader):
         skip_corrupt: bool = False,
         positions: Tensor | None = None,
     ) -> None:
-        """Read ``files``, or those at ``positions``; the augmentation replaces resize and crop."""
+        """Read ``files``, or only those at ``positions``; augmentation replaces resize and crop."""
         if not 1 <= size <= resize:
             raise AnywidthError(
-                f"size={size}, resize={resize}: expected 1 <= size <= resize, the square that is "
-                "cut from an image whose shorter side is resize"
+                f"size={size}, resize={resize}: expected 1 <= size <= resize: a square of size "
+                "is cut from an image whose shorter side is resize"
             )
         self.device = torch.device(device)
         self.files = files
@@ -123,7 +123,7 @@ class FolderLoader(OrderedLoader):
             pin_memory=on_cuda,
             persistent_workers=workers > 0,
             worker_init_fn=_leave_interrupts_to_the_parent,
-            # Without one of its own it would draw from the global generator at every epoch.
+            # Otherwise it would draw from the global generator at every epoch.
             generator=torch.Generator(),
         )
         self._epoch_under_way = object()
@@ -139,8 +139,8 @@ class FolderLoader(OrderedLoader):
             yield images, self._to_device(batch.labels)
             if self._epoch_under_way is not token:
                 raise AnywidthError(
-                    f"epoch {epoch} was going on when another epoch of the same loader began: "
-                    "finish one before the next, or use two loaders"
+                    f"epoch {epoch} was not finished when another epoch of the same loader "
+                    "started: finish one before the next, or use two loaders"
                 )
         if skipped:
             logger.warning(
@@ -155,16 +155,16 @@ class FolderLoader(OrderedLoader):
         if batch.unreadable:
             path, reason = batch.unreadable[0]
             raise AnywidthError(
-                f"{path} cannot be read ({reason}): expected every file that was there when the "
-                "loader was made; check the disk and the file's permissions"
+                f"{path} cannot be read ({reason}), but it existed when the loader was made: check "
+                "the disk and the file's permissions"
             )
         if not batch.corrupt:
             return
         if not self.skip_corrupt:
             path, reason = batch.corrupt[0]
             raise AnywidthError(
-                f"{path} is not a whole image ({reason}): replace or remove it, or go on "
-                "without such files: --skip-corrupt on the command line, skip_corrupt=True in code"
+                f"{path} is not a whole image ({reason}): replace or remove it, or skip such "
+                "files (--skip-corrupt on the command line, skip_corrupt=True in code)"
             )
         self.corrupt.update(batch.corrupt)
         if self.order.drop_last and len(batch.images) == 0:
@@ -174,7 +174,7 @@ class FolderLoader(OrderedLoader):
             )
 
     def _to_device(self, tensor: Tensor) -> Tensor:
-        """Copy beside the computation: the host runs ahead, so the next batch is there in time."""
+        """Copy on a separate stream, so that the next batch arrives while the GPU computes."""
         if self._copies is None:
             return tensor.to(self.device)
         computation = torch.cuda.current_stream(self.device)
@@ -189,8 +189,8 @@ class FolderLoader(OrderedLoader):
     ) -> "FolderLoader":
         """Return a loader over ``count`` random files in one fixed random order.
 
-        It keeps the last, shorter batch; unless ``augmented``, images are resized and cropped
-        as for evaluation.
+        It keeps the last, shorter batch. Unless ``augmented``, images are resized and cropped as
+        for evaluation.
         """
         chosen = choose_subset(self.samples, count, seed)
         return FolderLoader(
@@ -212,7 +212,7 @@ class FolderLoader(OrderedLoader):
 
 
 class _RankBatches(Sampler[list[tuple[int, int]]]):
-    """This rank's (epoch, index) pairs of each step, for the epoch and start last set."""
+    """This rank's (epoch, index) pairs per step, for the current epoch and start."""
 
     def __init__(self, order: BatchOrder, positions: Tensor | None) -> None:
         self.order = order
@@ -234,9 +234,9 @@ class _RankBatches(Sampler[list[tuple[int, int]]]):
 
 
 def _leave_interrupts_to_the_parent(worker: int) -> None:
-    """Ctrl-C reaches every process of a terminal; the workers are to last until training has ended.
+    """Ignore Ctrl-C in workers: it reaches every process, but workers must outlast the training.
 
-    They would otherwise follow whatever the parent did about signals when they were forked.
+    Otherwise they would inherit the parent's signal handlers.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

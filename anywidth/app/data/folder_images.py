@@ -1,4 +1,4 @@
-"""The images of a folder with one folder a class: listed, decoded, transformed, collated."""
+"""The images of a folder with one subfolder per class: list, decode, transform, collate."""
 
 import os
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ except ModuleNotFoundError as error:
 
 # Principal components of ImageNet's colours, values in 0..1: AlexNet's, section 4.1 of its paper.
 _EIGENVALUES = (0.2175, 0.0188, 0.0045)
-_EIGENVECTORS = (  # a column each
+_EIGENVECTORS = (  # one per column
     (-0.5675, 0.7192, 0.4009),
     (-0.5808, -0.0045, -0.8140),
     (-0.5836, -0.6948, 0.4203),
@@ -38,12 +38,12 @@ _EIGENVECTORS = (  # a column each
 class FolderAugmentation:
     """The mobile augmentation of the paper's ImageNet recipe.
 
-    A crop of ``min_area`` to all of the image's area is resized, its brightness, contrast and
-    saturation are scaled by factors within 1 +- ``jitter``, and half of the images are mirrored.
+    A crop with ``min_area`` to all of the image's area is resized; brightness, contrast and
+    saturation are scaled by factors within 1 +- ``jitter``; half of the images are mirrored.
 
     ``lighting`` is the deviation of AlexNet's colour noise, which adds a random multiple of each
-    principal component of ImageNet's colours. It is off: the authors' code has it with 0.1, but
-    adds to values up to 255 what is meant for values up to 1: no more than one of 255 levels.
+    principal component of ImageNet's colours. It is off by default: the authors' code uses 0.1,
+    but adds noise for values up to 1 to values up to 255, which changes at most one of 255 levels.
     """
 
     min_area: float = 0.25
@@ -63,8 +63,8 @@ class FolderAugmentation:
 class ImageFiles:
     """The image files below a folder, their labels and the class names.
 
-    Paths are kept in one tensor: worker processes share it, while a list of strings would be
-    copied into each of them page by page as its reference counts are touched.
+    Paths are kept in one tensor, which worker processes share. A list of strings would be copied
+    into each of them page by page as reference counts change.
     """
 
     def __init__(self, folder: Path, files: Sequence[tuple[str, int]], classes: Sequence[str]):
@@ -85,13 +85,13 @@ class ImageFiles:
 
 
 def scan_folder(folder: Path) -> ImageFiles:
-    """List the images below ``folder``, whose folders are the classes."""
+    """List the images below ``folder``; its subfolders are the classes."""
     try:
         found = ImageFolder(str(folder))
     except FileNotFoundError as error:
         raise AnywidthError(
-            f"{folder} has no images to go with each class: {error}; expected one folder a class, "
-            "each with at least one image"
+            f"{folder} has a class without images: {error}; expected one folder per class, each "
+            "with at least one image"
         ) from error
     return ImageFiles(folder, found.samples, found.classes)
 
@@ -99,8 +99,8 @@ def scan_folder(folder: Path) -> ImageFiles:
 class FolderBatch(NamedTuple):
     """Decoded images (uint8), their labels, and (path, reason) of each file without an image.
 
-    Faults travel as data: an exception would leave a worker process with its message buried.
-    A file is corrupt if it does not decode, unreadable if the system does not hand it out.
+    Faults are returned as data, because an exception in a worker process would bury its message.
+    A file is corrupt if it does not decode, and unreadable if the system cannot read it.
     """
 
     images: Tensor
@@ -110,7 +110,7 @@ class FolderBatch(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """One decoded image, or the path and the reason why there is none."""
+    """One decoded image, or the path and the reason of the fault."""
 
     image: Tensor | None
     label: int
@@ -149,7 +149,7 @@ class FolderImages(Dataset[Decoded]):
         path = self.files.path(index)
         try:
             image = pil_loader(str(path))
-        except Exception as error:  # Pillow's decoders raise whatever a broken file leads them to.
+        except Exception as error:  # Pillow's decoders raise many kinds of errors.
             # Only the operating system sets an error number.
             readable = not (isinstance(error, OSError) and error.errno is not None)
             return Decoded(None, label, str(path), f"{type(error).__name__}: {error}", readable)
@@ -195,6 +195,6 @@ class _Lighting:
 
 
 def add_lighting(image: Tensor, weights: Tensor) -> Tensor:
-    """A uint8 RGB image with so much of each principal component of ImageNet's colours added."""
+    """Add multiples of the principal components of ImageNet's colours to a uint8 RGB image."""
     shift = torch.tensor(_EIGENVECTORS) @ (weights * torch.tensor(_EIGENVALUES))
     return (image + 255 * shift[:, None, None]).round().clamp(0, 255).to(torch.uint8)

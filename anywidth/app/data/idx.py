@@ -23,21 +23,21 @@ def find_idx(folder: Path, name: str) -> Path | None:
 
 
 def read_idx(path: Path, dimensions: int) -> Tensor:
-    """Read an IDX file of unsigned bytes into a uint8 tensor with so many dimensions."""
+    """Read an IDX file of unsigned bytes into a uint8 tensor with ``dimensions`` axes."""
     data = _decompress(path)
     header_size = 4 + 4 * dimensions
     expected_magic = bytes((0, 0, UNSIGNED_BYTE, dimensions))
     if data[:4] != expected_magic or len(data) < header_size:
         raise AnywidthError(
-            f"{path} begins with {data[:4].hex() or 'nothing'}: expected {expected_magic.hex()}, "
-            f"an IDX file of bytes in {dimensions} dimensions; fetch the file again"
+            f"{path} starts with {data[:4].hex() or 'nothing'}: expected {expected_magic.hex()}, "
+            f"an IDX file of bytes with {dimensions} dimensions; download the file again"
         )
     shape = struct.unpack(f">{dimensions}I", data[4:header_size])
     expected_size = header_size + math.prod(shape)
     if len(data) != expected_size:
         raise AnywidthError(
-            f"{path} holds {len(data)} bytes (decompressed): expected {expected_size} for the "
-            f"shape {shape} in its header; fetch the file again"
+            f"{path} has {len(data)} bytes (decompressed): expected {expected_size} for the "
+            f"shape {shape} in its header; download the file again"
         )
     if math.prod(shape) == 0:
         return torch.empty(shape, dtype=torch.uint8)
@@ -53,7 +53,7 @@ def _decompress(path: Path) -> bytearray:
             return bytearray(lzma.decompress(raw))
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         raise AnywidthError(
-            f"{path} ({len(raw)} bytes) does not decompress ({error}): expected a whole "
-            f"{path.suffix} file; fetch it again"
+            f"{path} ({len(raw)} bytes) does not decompress ({error}): expected a complete "
+            f"{path.suffix} file; download it again"
         ) from error
     return bytearray(raw)

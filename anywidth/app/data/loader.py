@@ -1,4 +1,4 @@
-"""Batches from images that live on the device whole."""
+"""Batches from images that are all on the device."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,15 +13,15 @@ from anywidth.seeds import derive_seed
 
 
 class DeviceLoader(OrderedLoader):
-    """Yield normalised (images, labels) batches of arrays that are kept on ``device``.
+    """Yield normalised (images, labels) batches of arrays on ``device``.
 
     The order of an epoch is drawn from (seed, epoch) and the augmentation of a step from (seed,
-    epoch, step), for the global batch of ``batch_size`` samples; a rank takes its part of both.
-    So any number of ranks together see what one process sees, and an epoch that is begun again
-    at step ``start`` goes on bit for bit.
+    epoch, step), for the global batch of ``batch_size`` samples; each rank uses its part of both.
+    Therefore all ranks together see what one process sees, and an epoch that is resumed at step
+    ``start`` continues bit for bit.
 
     Without ``drop_last`` the last batch may be shorter. Ranks then get contiguous parts that
-    differ by at most one sample, and an empty part when fewer samples are left than ranks.
+    differ by at most one sample, and empty parts if there are fewer samples than ranks.
     """
 
     def __init__(
@@ -40,16 +40,16 @@ class DeviceLoader(OrderedLoader):
         world_size: int = 1,
         positions: Tensor | None = None,
     ) -> None:
-        """Hold ``arrays``, or the samples of it at ``positions``, on ``device``.
+        """Keep ``arrays``, or only the samples at ``positions``, on ``device``.
 
-        Arrays that are on the device already are shared, not copied: several loaders may go over
-        different positions of the same images.
+        Arrays that are already on the device are not copied: several loaders can use different
+        positions of the same images.
         """
         channels = arrays.images.shape[1]
         if not len(mean) == len(std) == channels:
             raise AnywidthError(
-                f"mean {tuple(mean)} and std {tuple(std)}: expected {channels} values each, one a "
-                "channel; channel_statistics(arrays.images) computes them"
+                f"mean {tuple(mean)} and std {tuple(std)}: expected {channels} values each, one "
+                "per channel; channel_statistics(arrays.images) computes them"
             )
         self.device = torch.device(device)
         self.arrays = arrays.to(self.device)
@@ -91,8 +91,8 @@ class DeviceLoader(OrderedLoader):
     ) -> "DeviceLoader":
         """Return a loader over ``count`` random samples in one fixed random order.
 
-        It keeps the last, shorter batch and shares the images. Unless ``augmented``, images come
-        as they are.
+        It keeps the last, shorter batch and shares the images. Unless ``augmented``, images are
+        not augmented.
         """
         chosen = choose_subset(self.samples, count, seed)
         return DeviceLoader(

@@ -1,4 +1,4 @@
-"""Which samples each step of an epoch sees, and which part of them falls to each rank."""
+"""The samples of each step of an epoch, and each rank's part of them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from anywidth.seeds import derive_seed
 
 @dataclass(frozen=True)
 class BatchOrder:
-    """Cut the samples of an epoch into global batches, and each batch into one part a rank.
+    """Split the samples of an epoch into global batches, and each batch into one part per rank.
 
-    ``batch_size`` counts all ranks together. With ``drop_last`` every rank's part of every batch
-    has the same size. Without it the last batch may be shorter: its parts then differ by at most
-    one sample, and a rank's part is empty when fewer samples are left than there are ranks.
+    ``batch_size`` counts all ranks together. With ``drop_last`` all parts have the same size.
+    Without it the last batch may be shorter: its parts then differ by at most one sample, and
+    some are empty if there are fewer samples than ranks.
     """
 
     samples: int
@@ -31,7 +31,7 @@ class BatchOrder:
     def __post_init__(self) -> None:
         if self.samples < 1:
             raise AnywidthError(
-                f"a loader needs at least one sample and got {self.samples}: pass more images"
+                f"{self.samples} samples: a loader needs at least one; pass more images"
             )
         if not 0 <= self.rank < self.world_size:
             raise AnywidthError(
@@ -52,7 +52,7 @@ class BatchOrder:
         if self.drop_last and self.samples < self.batch_size:
             counted = "1 sample" if self.samples == 1 else f"{self.samples} samples"
             raise AnywidthError(
-                f"batch_size {self.batch_size} is larger than the {counted}, so that no batch is "
+                f"batch_size {self.batch_size} is larger than the {counted}, so no batch would be "
                 f"full: pass batch_size={self.samples} or less (--batch-size {self.samples})"
             )
 
@@ -70,18 +70,18 @@ class BatchOrder:
         return torch.randperm(self.samples, generator=generator)
 
     def batch(self, step: int) -> slice:
-        """Return where the global batch of ``step`` lies in the epoch's permutation."""
+        """Return the slice of the permutation that is the global batch of ``step``."""
         start = step * self.batch_size
         return slice(start, min(start + self.batch_size, self.samples))
 
     def part(self, step: int) -> slice:
-        """Return where this rank's part lies within the global batch of ``step``."""
+        """Return the slice of the global batch of ``step`` that is this rank's part."""
         batch = self.batch(step)
         size = batch.stop - batch.start
         return slice(size * self.rank // self.world_size, size * (self.rank + 1) // self.world_size)
 
     def check_start(self, epoch: int, start: int) -> None:
-        """Refuse a step to begin with that the epoch does not have."""
+        """Refuse a start that is not a step of the epoch."""
         if epoch < 0 or not 0 <= start <= len(self):
             raise AnywidthError(
                 f"epoch={epoch}, start={start}: expected epoch >= 0 and start from 0 to "
@@ -90,7 +90,7 @@ class BatchOrder:
 
 
 class OrderedLoader(ABC):
-    """What the loaders have in common: epochs that can begin at any step, in a known order.
+    """The base of the loaders: epochs that can start at any step, in a fixed order.
 
     A loader sets `order` and yields the batches of an epoch in `_batches`.
     """
@@ -128,7 +128,7 @@ def choose_subset(samples: int, count: int, seed: int) -> Tensor:
     """Return ``count`` of ``samples`` positions at random, in random order."""
     if not 1 <= count <= samples:
         raise AnywidthError(
-            f"a subset of {count} was asked for: expected 1 to {samples}, the samples there are"
+            f"subset of {count} samples: expected 1 to {samples}, the number of samples"
         )
     generator = torch.Generator().manual_seed(derive_seed("subset", seed))
     return torch.randperm(samples, generator=generator)[:count]
@@ -137,12 +137,12 @@ def choose_subset(samples: int, count: int, seed: int) -> Tensor:
 def choose_balanced(labels: Tensor, count: int) -> Tensor:
     """Return the first ``count`` positions that keep the classes balanced, in ascending order.
 
-    Classes take turns; one that has run out is passed over.
+    Classes take turns; a class without further samples is skipped.
     """
     samples = len(labels)
     if not 1 <= count <= samples:
         raise AnywidthError(
-            f"{count} samples were asked for: expected 1 to {samples}, the samples there are"
+            f"limit of {count} samples: expected 1 to {samples}, the number of samples"
         )
     # Within a turn, classes come in the order of their labels.
     ranking = torch.argsort(_turns(labels) * (labels.max() + 1) + labels, stable=True)
@@ -150,7 +150,7 @@ def choose_balanced(labels: Tensor, count: int) -> Tensor:
 
 
 def hold_out(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Return the positions that stay and those held out: a random ``share`` of every class."""
+    """Return the remaining and the held-out positions: a random ``share`` of every class."""
     shuffled = choose_subset(len(labels), len(labels), seed)
     in_order = labels[shuffled]
     quota = (torch.bincount(labels) * share).round()
