@@ -164,7 +164,7 @@ def test_a_corrupt_image_is_named(image_folder: Path, workers: int) -> None:
     loader = make(scan_split(image_folder, "train"), workers=workers)
     with pytest.raises(AnywidthError, match="skip_corrupt=True") as raised:
         list(loader.epoch(0))
-    assert str(raised.value).startswith(f"{path} is not a whole image (OSError: image file is")
+    assert str(path) in str(raised.value)
 
 
 def test_corrupt_images_are_skipped_and_named_if_asked(

@@ -212,9 +212,9 @@ def test_a_loss_that_is_not_finite_ends_training_and_no_checkpoint_holds_it(tmp_
     with pytest.raises(aw.AnywidthError) as error:
         train(work)
     said = str(error.value)
-    assert "diverged: at step 4 " in said
-    assert "learning rate of 1e+30" in said
-    assert "a lower --learning-rate" in said
+    assert "step 4 " in said
+    assert "1e+30" in said
+    assert "--learning-rate" in said
     kept = newest_checkpoint(tmp_path / "run")
     assert f"step {int(kept.name[-9:])}" in said
     weights = Run.open(tmp_path / "run").load_checkpoint()

