@@ -34,8 +34,13 @@ class Policy(Protocol):
     def shortest(self, request: Waiting) -> float:
         """The least seconds in which a request can be answered."""
 
-    def note(self, width: Width, seconds: float, size: float = 1.0) -> None:
-        """Learns how long a run at a width took, on requests of this size together."""
+    def note(
+        self, width: Width, seconds: float, *, size: float = 1.0, overhead: float = 0.0
+    ) -> None:
+        """Learns how long a run at a width took, on requests of this size together.
+
+        `overhead` is what passed between this run and the one before it.
+        """
 
 
 class Governor:
@@ -127,16 +132,18 @@ class Governor:
 
     def shortest(self, request: Waiting) -> float:
         width = self.menu[0].width if request.width is None else request.width
-        return self.latencies.expected(width) * request.size + self._overhead
+        return self.latencies.expected(width, request.size) + self._overhead
 
-    def note(self, width: Width, seconds: float, size: float = 1.0) -> None:
-        self.latencies.note(width, seconds / size)
+    def note(
+        self, width: Width, seconds: float, *, size: float = 1.0, overhead: float = 0.0
+    ) -> None:
+        self.latencies.note(width, seconds / size, overhead)
 
     def _room(self, queue: Sequence[Waiting], now: float) -> float:
-        """The seconds that each request may take if all are to be in time."""
+        """The seconds that a run may take if all requests are to be in time."""
         start, workers = now + self._overhead, self._workers
-        reserve, room = self.latencies.reserve, math.inf
-        # Work up to the present request: seconds at widths asked for, and sizes at the one sought.
+        reserve, each, room = self.latencies.reserve, self.latencies.overhead, math.inf
+        # Work up to the present request: seconds whatever the width, and sizes at the one sought.
         fixed, sizes = 0.0, 0.0
         for request in queue:
             size = request.size
@@ -148,10 +155,11 @@ class Governor:
             left -= reserve if reserve < most else most
             if request.width is None:
                 # It begins when what is before it has been shared out among the workers.
-                left = (left - fixed) / (sizes / workers + size)
+                left = (left - fixed - each) / (sizes / workers + size)
+                fixed += each / workers
                 sizes += size
             else:
-                own = self.latencies.expected(request.width) * size
+                own = self.latencies.expected(request.width, size)
                 left -= fixed + own
                 fixed += own / workers
                 if left <= 0 or not sizes:
@@ -163,12 +171,12 @@ class Governor:
         return room
 
     def _widest_within(self, room: float, now: float) -> Width:
-        count, expected = len(self.menu), self.latencies.expected
+        count, run = len(self.menu), self.latencies.run
         highest = count - 1 if self._ceiling is None else self._ceiling.highest(now, count)
 
         def fits(spare: float) -> int:
             for place in range(highest, 0, -1):
-                if expected(self.menu[place].width) * (1 + spare) <= room:
+                if run(self.menu[place].width) * (1 + spare) <= room:
                     return place
             return 0
 

@@ -15,6 +15,8 @@ _WIDTH_SHARE = 0.02
 # A measurement counts as at most this many times what was expected: one that was interrupted says
 # little about the next.
 _LARGEST_SURPRISE = 2.0
+# Seconds between two runs that a busy interpreter may take.
+_SLOW_PYTHON = 0.002
 # The reserve covers this share of all runs.
 _COVERED = 0.999
 # How far one surprise moves the reserve, as a share of the widest width's time.
@@ -24,10 +26,11 @@ _RESERVE_STEP = 0.1
 class Latencies:
     """A table of seconds per width, corrected by every run that is noted.
 
-    Three things are learned. A machine that others use slows all widths by about one factor, so
-    that factor follows quickly. What a single width differs by follows slowly. The reserve is how
-    much longer than expected a run may take: it follows the 0.999 quantile of the surprises, and
-    so covers what a mean does not show, such as a run interrupted by another process.
+    Four things are learned. A machine that others use slows all widths by about one factor, so
+    that factor follows quickly. What a single width differs by follows slowly. The overhead is
+    what passes between two runs, whatever their width. The reserve is how much longer than
+    expected a run may take: it follows the 0.999 quantile of the surprises, and so covers what a
+    mean does not show, such as a run interrupted by another process.
 
     Args:
         milliseconds: what each width was measured to take.
@@ -45,19 +48,27 @@ class Latencies:
         self._measured = {width: value / 1000 for width, value in milliseconds.items()}
         self._bias = dict.fromkeys(self._measured, 1.0)
         self._step = _RESERVE_STEP * max(self._measured.values())
+        self._most_overhead = max(min(self._measured.values()), _SLOW_PYTHON)
         self.slowdown = 1.0
+        self.overhead = 0.0
         self.reserve = 0.0
 
-    def expected(self, width: Width) -> float:
+    def run(self, width: Width) -> float:
         """Seconds that the next run at a width is expected to take."""
         return self._measured[width] * self._bias[width] * self.slowdown
 
-    def note(self, width: Width, seconds: float) -> None:
-        """Learns from a run that just ended."""
-        expected = self.expected(width)
-        surprise = min(max(seconds / expected, 1 / _LARGEST_SURPRISE), _LARGEST_SURPRISE)
+    def expected(self, width: Width, size: float = 1.0) -> float:
+        """Seconds for which the next request keeps a worker busy."""
+        return self.run(width) * size + self.overhead
+
+    def note(self, width: Width, seconds: float, overhead: float = 0.0) -> None:
+        """Learns from a run that just ended, and from what passed before it began."""
+        run, expected = self.run(width), self.expected(width)
+        surprise = min(max(seconds / run, 1 / _LARGEST_SURPRISE), _LARGEST_SURPRISE)
         self.slowdown *= 1 + _MACHINE_SHARE * (surprise - 1)
         self._bias[width] *= 1 + _WIDTH_SHARE * (surprise - 1)
+        is_longer = seconds + overhead > expected + self.reserve
+        # Beyond that it was an interruption, which the reserve is for.
+        self.overhead += _MACHINE_SHARE * (min(overhead, self._most_overhead) - self.overhead)
         # Stochastic approximation of a quantile: up by 0.999 of a step, down by 0.001 of one.
-        is_longer = seconds > expected + self.reserve
         self.reserve = max(0.0, self.reserve + self._step * (is_longer - (1 - _COVERED)))

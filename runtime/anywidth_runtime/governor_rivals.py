@@ -24,7 +24,9 @@ class FixedWidth:
     def shortest(self, request: Waiting) -> float:
         return self._choice.milliseconds / 1000
 
-    def note(self, width: Width, seconds: float, size: float = 1.0) -> None:
+    def note(
+        self, width: Width, seconds: float, *, size: float = 1.0, overhead: float = 0.0
+    ) -> None:
         """Learns nothing."""
 
 
@@ -42,7 +44,9 @@ class MostAccurateForHead:
     def shortest(self, request: Waiting) -> float:
         return self.menu[0].milliseconds / 1000
 
-    def note(self, width: Width, seconds: float, size: float = 1.0) -> None:
+    def note(
+        self, width: Width, seconds: float, *, size: float = 1.0, overhead: float = 0.0
+    ) -> None:
         """Learns nothing."""
 
 
@@ -110,5 +114,7 @@ class SlackFit:
     def shortest(self, request: Waiting) -> float:
         return self._low / 1000
 
-    def note(self, width: Width, seconds: float, size: float = 1.0) -> None:
+    def note(
+        self, width: Width, seconds: float, *, size: float = 1.0, overhead: float = 0.0
+    ) -> None:
         """Learns nothing."""

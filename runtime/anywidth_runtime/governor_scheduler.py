@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from anywidth_runtime.errors import RequestError
 from anywidth_runtime.governor import Decision, Policy
@@ -59,6 +59,14 @@ class _Job:
     deadline: float
     size: float
     future: Future[Served]
+
+
+class _Turn(NamedTuple):
+    """What a worker does next; `woke` is when it was woken up, None if it did not wait."""
+
+    decision: Decision
+    jobs: list[_Job]
+    woke: float | None
 
 
 class Scheduler:
@@ -177,19 +185,23 @@ class Scheduler:
             self._queue.remove(waiting)
 
     def _work(self) -> None:
-        while (next_ := self._next()) is not None:
-            decision, jobs = next_
-            if jobs:
-                self._carry_out(decision, jobs)
+        # When this worker was last free: what it did since, besides running the network, is
+        # overhead that every request behind it waits for.
+        free = self.clock()
+        while (turn := self._next()) is not None:
+            if turn.jobs:
+                free = self._carry_out(turn, free if turn.woke is None else turn.woke)
 
-    def _next(self) -> tuple[Decision, list[_Job]] | None:
+    def _next(self) -> _Turn | None:
         """What to run now; None once the scheduler is closed and empty."""
         lost: list[tuple[_Job, BaseException]] = []
+        woke: float | None = None
         with self._changed:
             while not self._queue:
                 if self._is_closed:
                     return None
                 self._changed.wait()
+                woke = self.clock()
             now = self.clock()
             lost += [(job, _too_late(job, now)) for job in self._sort_out_late(now)]
             decision, jobs = Decision(0.0), []
@@ -204,7 +216,7 @@ class Scheduler:
         # Outside the lock: whoever waits for a future may do anything when it is set.
         for job, reason in lost:
             _fail(job.future, reason)
-        return decision, jobs
+        return _Turn(decision, jobs, woke)
 
     def _sort_out_late(self, now: float) -> list[_Job]:
         """Requests that no width can answer in time, and that are dropped."""
@@ -219,27 +231,31 @@ class Scheduler:
                 self._queue.put_behind(first)
         return dropped
 
-    def _carry_out(self, decision: Decision, jobs: list[_Job]) -> None:
+    def _carry_out(self, turn: _Turn, free: float) -> float:
+        """Runs the network, hands out the answers, and returns when the run ended."""
+        width, jobs = turn.decision.width, turn.jobs
         start = self.clock()
         try:
-            answers = self._run([job.value for job in jobs], decision.width)
-            end = self.clock()
+            answers = self._run([job.value for job in jobs], width)
         except BaseException as error:
             for job in jobs:
                 _fail(job.future, error)
-            return
+            return self.clock()
+        end = self.clock()
+        size = sum(job.size for job in jobs)
         with self._changed:
-            self.policy.note(decision.width, end - start, sum(job.size for job in jobs))
+            self.policy.note(width, end - start, size=size, overhead=start - free)
         for job, answer in zip(jobs, answers, strict=True):
             job.future.set_result(
                 Served(
                     answer,
-                    decision.width,
+                    width,
                     1000 * (start - job.submitted),
                     1000 * (end - start),
                     end <= job.deadline,
                 )
             )
+        return end
 
 
 def _fail(future: Future[Served], error: BaseException) -> None:

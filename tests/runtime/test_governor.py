@@ -209,3 +209,12 @@ def test_slackfit_takes_large_batches_when_time_is_short() -> None:
     assert fit.decide(queue_of(0.1), 0) == (0.25, 1)
     paper = SlackFit(times, accuracies, buckets=47, fills_batches=True)
     assert paper.decide(queue_of(30), 0) == (0.75, 1)
+
+
+def test_time_between_runs_counts_for_every_request() -> None:
+    governor = Governor(FOUR)
+    for _ in range(100):
+        governor.note(1.0, 0.012, overhead=0.001)
+    # Two requests in 25 ms leave 12.5 each, of which 1 is lost: too little for the widest.
+    assert governor.decide(queue_of(25, 25), 0).width == 0.75
+    assert governor.decide(queue_of(30, 30), 0).width == 1.0

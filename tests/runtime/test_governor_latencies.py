@@ -49,3 +49,15 @@ def test_a_quiet_machine_needs_no_reserve() -> None:
     for _ in range(5000):
         latencies.note(1.0, 0.010)
     assert latencies.reserve < 0.001
+
+
+def test_time_between_runs_is_learned_apart_from_them() -> None:
+    latencies = Latencies({0.5: 0.2, 1.0: 2.0})
+    for _ in range(100):
+        latencies.note(0.5, 0.0002, overhead=0.0005)
+        latencies.note(1.0, 0.0020, overhead=0.0005)
+    assert latencies.overhead == pytest.approx(0.0005, rel=0.05)
+    assert latencies.run(0.5) == pytest.approx(0.0002, rel=0.05)
+    assert latencies.expected(1.0, size=3) == pytest.approx(0.0065, rel=0.05)
+    latencies.note(1.0, 0.0020, overhead=1.0)
+    assert latencies.overhead < 0.001, "an interruption"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,6 +17,7 @@ from anywidth_runtime.server.inference import inference_routes
 from anywidth_runtime.server.metrics import CONTENT_TYPE
 from anywidth_runtime.server.page_routes import page_routes
 from anywidth_runtime.server.service import Service
+from anywidth_runtime.server.tokens import token_check
 
 _EXTENSIONS = ["binary_tensor_data", "classification", "parameters"]
 
@@ -39,7 +39,7 @@ def make_app(service: Service) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    has_token = Depends(_token_check(service.settings.token))
+    has_token = Depends(token_check(service.settings.token))
     app.include_router(inference_routes(service), dependencies=[has_token])
     app.include_router(page_routes(service, has_token))
 
@@ -65,19 +65,6 @@ def make_app(service: Service) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(Exception, _failure)
     return app
-
-
-def _token_check(token: str) -> Callable[[Request], None]:
-    async def check(request: Request) -> None:
-        given = request.headers.get("Authorization", "")
-        if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-            raise HTTPException(
-                401,
-                "the token is missing or wrong: send the header 'Authorization: Bearer TOKEN'",
-                {"WWW-Authenticate": "Bearer"},
-            )
-
-    return check  # type: ignore[return-value]
 
 
 async def _refusal(request: Request, error: Any) -> Response:

@@ -24,16 +24,12 @@ class Example:
     Args:
         name: what it shows, such as its true class.
         picture: a PNG file that shows it; for networks that take pictures also the input itself.
-        tensor: the input of a network that takes none, as the Open Inference Protocol writes it,
-            its data as base64.
+        tensor: the input of a network that takes none, as the Open Inference Protocol writes it.
     """
 
     name: str
     picture: bytes
     tensor: dict[str, Any] | None = None
-
-    def described(self) -> dict[str, Any]:
-        return {"name": self.name, "tensor": self.tensor}
 
 
 def read_examples(network: Network) -> list[Example]:
@@ -62,6 +58,6 @@ def _read(data: Any, network: Network) -> Example:
         "name": first.name,
         "datatype": FROM_NUMPY[first.dtype],
         "shape": shape,
-        "data": base64.b64encode(raw).decode(),
+        "data": np.frombuffer(raw, first.dtype).tolist(),
     }
     return Example(str(data["name"]), picture, tensor)

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from anywidth_runtime.contents import TensorInfo
 from anywidth_runtime.errors import RequestError
 from anywidth_runtime.governor_scheduler import Closed, QueueFull, TooLate
+from anywidth_runtime.network import Network
 from anywidth_runtime.server.answers import Elements, write_answer
 from anywidth_runtime.server.bodies import Bodies, BodyTooLarge, BodyTooSlow, TooMuchHeld
 from anywidth_runtime.server.pictures import PictureTooLarge
@@ -37,27 +38,6 @@ output back as an image file.
 
 The answer's `parameters` say the width used, the time taken, and whether it was in time.
 """
-_EXAMPLE = {
-    "parameters": {"deadline_ms": 20},
-    "inputs": [{"name": "images", "shape": [1, 1, 28, 28], "datatype": "FP32", "data": [0.0]}],
-}
-_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {"schema": {"type": "object"}, "example": _EXAMPLE},
-            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
-            "image/*": {"schema": {"type": "string", "format": "binary"}},
-        },
-    },
-    "parameters": [
-        {"name": name, "in": "query", "schema": {"type": "number"}, "description": text}
-        for name, text in (
-            ("width", "for an image file: the width to run at"),
-            ("deadline_ms", "for an image file: when the answer is due"),
-        )
-    ],
-}
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     400: {"description": "The request is wrong; `error` says how."},
     413: {"description": "The request has too many bytes or pixels."},
@@ -122,11 +102,43 @@ def inference_routes(service: Service) -> APIRouter:
             version + "/infer",
             summary="Run the network",
             description=_TEXT,
-            openapi_extra=_BODY,
+            openapi_extra=_body(network),
             responses=_ANSWERS,
             include_in_schema=shown,
         )(infer)
     return router
+
+
+def _body(network: Network) -> dict[str, Any]:
+    """What OpenAPI says of the body, with an example for this network."""
+    inputs = [
+        {
+            "name": one.name,
+            "shape": list(one.example),
+            "datatype": FROM_NUMPY[one.dtype],
+            "data": [0, 0, "so many numbers as the shape says"],
+        }
+        for one in network.inputs
+    ]
+    file = {"schema": {"type": "string", "format": "binary"}}
+    example = {"parameters": {"deadline_ms": 20}, "inputs": inputs}
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {"schema": {"type": "object"}, "example": example},
+                "application/octet-stream": file,
+                "image/*": file,
+            },
+        },
+        "parameters": [
+            {"name": name, "in": "query", "schema": {"type": "number"}, "description": text}
+            for name, text in (
+                ("width", "for an image file: the width to run at"),
+                ("deadline_ms", "for an image file: when the answer is due"),
+            )
+        ],
+    }
 
 
 def _status(error: RequestError) -> int:

@@ -14,7 +14,7 @@ from anywidth_runtime.governor_scheduler import QueueFull, Served, TooLate
 from anywidth_runtime.server.metrics import Moment
 from anywidth_runtime.server.service import Service
 
-MOST_PER_SECOND = 2000.0
+MOST_PER_SECOND = 1000.0
 MOST_DEADLINE_MS = 10_000.0
 # A page that says nothing for so long is closed: its load ends.
 _FORGOTTEN_AFTER = 3.0

@@ -12,9 +12,11 @@ from fastapi.responses import HTMLResponse
 
 from anywidth_runtime.errors import RequestError
 from anywidth_runtime.server.bodies import Bodies
-from anywidth_runtime.server.examples import read_examples
+from anywidth_runtime.server.examples import Example, read_examples
 from anywidth_runtime.server.page_load import MOST_PER_SECOND, Load, history
+from anywidth_runtime.server.pictures import makes_pictures
 from anywidth_runtime.server.service import Service
+from anywidth_runtime.server.tokens import brings_token
 
 _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _HEADERS = {
@@ -58,15 +60,33 @@ def page_routes(service: Service, has_token: Any) -> APIRouter:
     async def page() -> Response:
         return HTMLResponse(files.joinpath("page.html").read_text("utf-8"), headers=_HEADERS)
 
+    @router.get("/page/door")
+    async def door(request: Request) -> dict[str, bool]:
+        return {"is_open": brings_token(request, service.settings.token)}
+
     @router.get("/page/about", dependencies=[has_token])
     async def about() -> dict[str, Any]:
-        return describe(service) | {"examples": [one.described() for one in examples]}
+        shown = [{"name": one.name, "is_tensor": one.tensor is not None} for one in examples]
+        return describe(service) | {"examples": shown}
 
-    @router.get("/page/examples/{number}.png", dependencies=[has_token])
-    async def example(number: int) -> Response:
+    def example(number: int) -> Example:
         if not 0 <= number < len(examples):
             raise HTTPException(404, f"no example {number}: there are {len(examples)}")
-        return Response(examples[number].picture, media_type="image/png", headers=_HEADERS)
+        return examples[number]
+
+    @router.get("/page/examples/{number}.png", dependencies=[has_token])
+    async def picture(number: int) -> Response:
+        return Response(example(number).picture, media_type="image/png", headers=_HEADERS)
+
+    @router.get("/page/examples/{number}.json", dependencies=[has_token])
+    async def tensor(number: int) -> dict[str, Any]:
+        found = example(number).tensor
+        if found is None:
+            raise HTTPException(404, f"example {number} is a picture: see {number}.png")
+        return found
+
+    if not service.settings.has_load:
+        return router
 
     @router.post("/page/load", dependencies=[has_token])
     async def ask(request: Request) -> dict[str, Any]:
@@ -91,10 +111,13 @@ def describe(service: Service) -> dict[str, Any]:
         "task": network.task,
         "takes": network.takes,
         "takes_pictures": service.picture_input is not None,
+        "makes_pictures": makes_pictures(network),
         "classes": network.classes,
         "scale": network.facts.get("scale"),
+        "actions": json.loads(network.facts.get("actions", "null")),
         "accuracy_name": network.accuracy_name,
         "deadline_ms": service.settings.deadline_ms,
+        "has_load": service.settings.has_load,
         "most_per_second": MOST_PER_SECOND,
         "governed": [choice.width for choice in service.governor.menu],
         "table": [

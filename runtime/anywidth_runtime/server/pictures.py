@@ -93,6 +93,12 @@ class PictureInput:
         return larger.crop((left, top, left + width, top + height))
 
 
+def makes_pictures(network: Network) -> bool:
+    """Whether the first output is a picture, as large as one likes."""
+    shape = network.outputs[0].shape
+    return len(shape) == _RANKS and shape[1] in (1, 3)
+
+
 def write_png(image: np.ndarray) -> bytes:
     """The PNG file of one (C, H, W) image in [0, 1]."""
     from PIL import Image

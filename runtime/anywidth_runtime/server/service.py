@@ -75,13 +75,14 @@ class Service:
         wanted = self._wanted(request)
         width = None if request.width is None else self.network.resolve(request.width)
         arrays = self.network.check({**request.tensors, **await self._pictures(request.files)})
+        size = self._size(arrays)
         try:
             served = await asyncio.wrap_future(
                 self.scheduler.submit(
                     arrays,
                     deadline_ms=request.deadline_ms or self._patience(width),
                     width=width,
-                    size=self._size(arrays),
+                    size=size,
                     since=since,
                 )
             )
@@ -92,7 +93,7 @@ class Service:
             self.metrics.turned_away("refused")
             raise
         outputs = [(one, await self._shaped(one, served.answer[one.name])) for one in wanted]
-        return Reply(outputs, self._noted(served, since))
+        return Reply(outputs, self._noted(served, since, size))
 
     def close(self, timeout: float | None = None) -> bool:
         """Answers what waits and ends the threads; returns whether all was answered."""
@@ -107,7 +108,7 @@ class Service:
             return [found]
         return [{self.network.outputs[0].name: found}]
 
-    def _noted(self, served: Served, since: float) -> dict[str, Any]:
+    def _noted(self, served: Served, since: float, size: float) -> dict[str, Any]:
         """Counts an answer and says how it came about."""
         milliseconds = 1000 * (self.scheduler.clock() - since)
         self.metrics.served(served.width, milliseconds, served.run_ms, is_in_time=served.is_in_time)
@@ -117,7 +118,7 @@ class Service:
             "waited_ms": round(served.waited_ms, 3),
             "run_ms": round(served.run_ms, 3),
             "in_time": served.is_in_time,
-            "multiply_adds": self._rows[served.width].macs,
+            "multiply_adds": round(size * self._rows[served.width].macs),
         }
 
     def _patience(self, width: float | str | None) -> float:
@@ -127,7 +128,7 @@ class Service:
     def _size(self, arrays: Mapping[str, np.ndarray]) -> float:
         """How much work a request is, beside the example that latency was measured with."""
         first = self.network.inputs[0]
-        return max(arrays[first.name].size / math.prod(first.example), 1e-3)
+        return arrays[first.name].size / math.prod(first.example)
 
     async def _pictures(self, files: Mapping[str, list[bytes]]) -> dict[str, np.ndarray]:
         if not files:

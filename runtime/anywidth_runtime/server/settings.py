@@ -31,7 +31,8 @@ class Settings:
         most_held: bytes that all requests together may have; more is answered 503.
         most_pixels: pixels that an image may have; more is answered 413.
         token: what requests must bring as `Authorization: Bearer TOKEN`; "" for none.
-        has_page: whether `/` shows the page, which can put load on the server.
+        has_page: whether `/` shows the page.
+        has_load: whether the page can put load on the server, to show the governor at work.
     """
 
     name: str = "net"
@@ -48,6 +49,7 @@ class Settings:
     most_pixels: int = 4_000_000
     token: str = ""
     has_page: bool = True
+    has_load: bool = True
 
     def __post_init__(self) -> None:
         if not self.name or not all(part.isalnum() or part in "-_." for part in self.name):

@@ -65,7 +65,7 @@ def replay(
         chosen = table[decision.width]
         seconds = slower * len(taken) * chosen.milliseconds / 1000
         now += seconds
-        policy.note(decision.width, seconds, len(taken))
+        policy.note(decision.width, seconds, size=len(taken))
         assert chosen.accuracy is not None
         for request in taken:
             widths.append(float(chosen.width))
