@@ -100,11 +100,10 @@ def _read(path: Path, verified: bool) -> Bundle:
         for name, array in tensors.items()
         if name.startswith("weight/")
     }
-    variants = []
-    for index in range(len(set(contents.variants))):
-        if index not in contents.variants:
-            raise BundleError(f"its widths name graphs {sorted(set(contents.variants))[:5]}")
-        variants.append(_variant(index, tensors, weights))
+    count = len(set(contents.variants))
+    if set(contents.variants) != set(range(count)) or len(tensors) != len(weights) + 3 * count:
+        raise BundleError("its widths and its graphs are not the same")
+    variants = [_variant(index, tensors, weights) for index in range(count)]
     _check_order(contents, variants)
     return Bundle(path, seal, contents, tuple(variants))
 
@@ -188,10 +187,14 @@ def _variant(index: int, tensors: dict[str, np.ndarray], weights: dict[str, np.n
 
 
 def _check_order(contents: Contents, variants: list[Variant]) -> None:
-    """A wider width has no fewer weights; a table that says so otherwise is not believed."""
+    """Refuse a table that lies: a wider width has no fewer weights, and a graph has one cost."""
+    pairs = list(zip(contents.rows, contents.variants, strict=True))
+    costs = {variant: row.macs for row, variant in pairs}
+    if any(row.macs != costs[variant] for row, variant in pairs):
+        raise BundleError("its table is wrong: one graph has two costs")
     uniform = sorted(
         (row.width, row.macs, variants[variant].weight_count)
-        for row, variant in zip(contents.rows, contents.variants, strict=True)
+        for row, variant in pairs
         if isinstance(row.width, float)
     )
     for (low, low_macs, few), (high, high_macs, many) in itertools.pairwise(uniform):

@@ -16,6 +16,7 @@ from anywidth_runtime.errors import BundleError
 _REAL = ("float16", "float32", "float64")
 _WHOLE = ("bool", "uint8", *(f"int{bits}" for bits in (8, 16, 32, 64)))
 _MOST_WIDTHS = 10_000
+_MOST_VALUES = 2**27
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def _tensor_info(data: Any) -> TensorInfo:
     example = tuple(_whole(size) for size in data["example"])
     if example and (len(example) != len(shape) or not fits(example, shape)):
         raise ValueError(f"the example {example} of {name!r} does not fit its shape {shape}")
-    if math.prod(example) > 2**31:
+    if math.prod(example) > _MOST_VALUES:
         raise ValueError(f"the example of {name!r} has shape {example}")
     return TensorInfo(name, np.dtype(dtype).name, shape, example)
 

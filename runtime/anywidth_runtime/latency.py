@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import platform
 import secrets
@@ -40,7 +41,8 @@ class Table:
             kept = {"version": _VERSION, "bundle": bundle.checksum, "machine": machine}
             if {name: data[name] for name in kept} == kept:
                 times = {_width(name): float(ms) for name, ms in data["milliseconds"]}
-                if set(times) == {row.width for row in bundle.contents.rows}:
+                is_whole = set(times) == {row.width for row in bundle.contents.rows}
+                if is_whole and all(0 < ms < math.inf for ms in times.values()):
                     return Table(times)
         rows = bundle.contents.rows
         known = {row.width: row.latency_ms for row in rows if row.latency_ms is not None}

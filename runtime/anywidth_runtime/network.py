@@ -14,7 +14,7 @@ import numpy as np
 from anywidth_runtime import latency
 from anywidth_runtime.bundle_file import Bundle, read_bundle
 from anywidth_runtime.contents import Row, TensorInfo, fits
-from anywidth_runtime.errors import RequestError
+from anywidth_runtime.errors import BundleError, RequestError
 from anywidth_runtime.sessions import Sessions
 
 Width = float | str
@@ -121,8 +121,13 @@ class Network:
 
         Returns the output as an array; if there are several, a dict by their names.
         """
+        feeds = self._fed(arrays)
         session = self._sessions.get(self._variant(width))
-        found = session.run(None, self._fed(arrays))
+        try:
+            found = session.run(None, feeds)
+        except Exception as error:  # onnxruntime's own have no common class
+            reason = str(error).splitlines()[0][:200]
+            raise BundleError(f"{self.path}: width {width} cannot run ({reason})") from error
         if len(found) == 1:
             return found[0]
         return dict(zip((one.name for one in self.outputs), found, strict=True))

@@ -16,6 +16,7 @@ LOCATION = b"weights"
 """Where a graph says its weights are; the runtime hands them over instead."""
 
 _DEEPEST = 16
+_TEXT = "text"
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _REAL = {1: "float32", 10: "float16", 11: "float64"}
 _WHOLE = {2: "uint8", 3: "int8", 5: "int16", 6: "int32", 7: "int64", 9: "bool"}
@@ -34,7 +35,7 @@ class Placeholder:
 
 def read_placeholders(graph: bytes) -> dict[str, Placeholder]:
     """The weights a graph expects from outside; raises `BundleError` if it asks for more."""
-    known = {1: "", 2: "", 3: "", 4: "", 5: "", 6: "", 7: "graph", 8: "", 14: ""}
+    known = {1: "", 2: _TEXT, 3: _TEXT, 4: _TEXT, 5: "", 6: _TEXT, 7: "graph", 8: "", 14: ""}
     graphs = [_bytes(value) for number, value in _known(graph, known) if number == 7]
     if len(graphs) != 1:
         raise BundleError(f"a file of {len(graphs)} graphs; expected one")
@@ -45,7 +46,7 @@ def _read_graph(data: bytes, depth: int) -> dict[str, Placeholder]:
     if depth > _DEEPEST:
         raise BundleError(f"graphs inside graphs, more than {_DEEPEST} deep")
     found: dict[str, Placeholder] = {}
-    known = {1: "node", 2: "", 5: "initializer", 10: "", 11: "", 12: "", 13: "", 16: ""}
+    known = {1: "node", 2: _TEXT, 5: "initializer", 10: _TEXT, 11: "", 12: "", 13: "", 16: ""}
     for number, value in _known(data, known):
         if known[number] == "node":
             _check_node(_bytes(value), depth)
@@ -59,7 +60,7 @@ def _read_graph(data: bytes, depth: int) -> dict[str, Placeholder]:
 
 
 def _check_node(data: bytes, depth: int) -> None:
-    known = {1: "", 2: "", 3: "", 4: "", 5: "attribute", 6: "", 7: "domain", 9: ""}
+    known = {**dict.fromkeys((1, 2, 3, 4, 6, 7), _TEXT), 5: "attribute", 9: ""}
     for number, value in _known(data, known):
         if number == 7 and value not in (b"", b"ai.onnx"):
             raise BundleError(f"an operator of {_text(value)[:60]!r}; expected those of ONNX alone")
@@ -68,7 +69,7 @@ def _check_node(data: bytes, depth: int) -> None:
 
 
 def _check_attribute(data: bytes, depth: int) -> None:
-    known = dict.fromkeys((1, 2, 3, 4, 7, 8, 9, 13, 20), "")
+    known = {1: _TEXT, 13: _TEXT, **dict.fromkeys((2, 3, 4, 7, 8, 9, 20), "")}
     known |= {5: "tensor", 10: "tensor", 6: "graph", 11: "graph"}
     for number, value in _known(data, known):
         if known[number] == "tensor":
@@ -80,7 +81,7 @@ def _check_attribute(data: bytes, depth: int) -> None:
 def _read_tensor(data: bytes, is_outermost: bool) -> tuple[str, Placeholder | None]:
     name, code, is_external, locations = "", 0, False, 0
     shape: list[int] = []
-    known = dict.fromkeys(range(1, 17), "")
+    known = {**dict.fromkeys(range(1, 17), ""), 8: _TEXT, 12: _TEXT}
     for number, value in _known(data, known):
         if number == 1:
             shape += [value] if isinstance(value, int) else list(_varints(value))
@@ -113,6 +114,8 @@ def _known(data: bytes, known: dict[int, str]) -> Iterator[Field]:
     for number, value in _fields(data):
         if number not in known:
             raise BundleError(f"a graph with a part that no bundle has (field {number})")
+        if known[number] == _TEXT:
+            _text(value)
         yield number, value
 
 
@@ -163,4 +166,7 @@ def _bytes(value: int | bytes) -> bytes:
 
 
 def _text(value: int | bytes) -> str:
-    return _bytes(value).decode("utf-8", "replace")
+    try:
+        return _bytes(value).decode()
+    except UnicodeDecodeError as error:
+        raise BundleError("a graph with a name that is not UTF-8") from error

@@ -49,7 +49,8 @@ class Piece:
                 part = stretches[0] if len(cut) == 1 else np.concatenate(stretches, axis)
         if self.scale is not None:
             sizes = [-1 if axis == self.scaled_axis else 1 for axis in range(part.ndim)]
-            part = part * self.scale.reshape(sizes)
+            with np.errstate(all="ignore"):  # a weight may be infinite
+                part = part * self.scale.reshape(sizes)
         return np.ascontiguousarray(part.transpose(self.order)).reshape(self.shape)
 
 

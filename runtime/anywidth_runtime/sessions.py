@@ -93,7 +93,10 @@ def _open_session(bundle: Bundle, variant: int, threads: int) -> InferenceSessio
         options.add_external_initializers(list(weights), values)
     try:
         session = InferenceSession(
-            bundle.variants[variant].graph, options, providers=["CPUExecutionProvider"]
+            bundle.variants[variant].graph,
+            options,
+            providers=["CPUExecutionProvider"],
+            enable_fallback=False,  # which would print and try the same again
         )
     except Exception as error:  # onnxruntime's own have no common class
         reason = str(error).splitlines()[0][:200]
