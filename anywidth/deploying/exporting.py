@@ -24,8 +24,8 @@ def check_format(path: Path) -> None:
     """Refuse a file name without a known format, and a format whose packages are missing."""
     if path.suffix not in _FORMATS:
         raise AnywidthError(
-            f"--out {path}: expected a name that ends in {' or '.join(_FORMATS)}: ONNX, or a "
-            "program for torch.export.load"
+            f"--out {path}: expected a name that ends in .anywidth (many widths), .onnx or .pt2 (a "
+            "program for torch.export.load)"
         )
     if path.suffix == ".onnx":
         for name in ("onnx", "onnxscript", "onnxruntime"):

@@ -19,7 +19,7 @@ OPTIONS = {
     "compare": {"--out", "--metric"},
     "report": {"--baseline", "--device", "--data-dir", "--eval-dir"},
     "predict": {"--width", "--top", "--device"},
-    "export": {"--width", "--out"},
+    "export": {"--width", "--widths", "--out"},
     "serve": {"--host", "--port", "--name", "--deadline-ms", "--late", "--least-width",
               "--least-accuracy", "--hysteresis", "--threads", "--workers", "--most-waiting",
               "--most-body", "--token-file", "--page", "--no-page"},

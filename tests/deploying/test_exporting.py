@@ -7,60 +7,32 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import onnxruntime
 import pytest
 import torch
 from command_line import command
-from torch import Tensor, nn
+from finished_runs import MEAN, STD, classifier_run, policy_run, upscaler_run
+from torch import Tensor
 
 import anywidth as aw
-from anywidth.app.runs.run import Run
 from anywidth.app.tasks.classification import task as classification
 from anywidth.app.tasks.reinforcement import policies
 from anywidth.app.tasks.reinforcement import task as reinforcement
 from anywidth.app.tasks.super_resolution import task as super_resolution
 from anywidth.deploying import exporting
-from anywidth.training.calibration import statistics_to_tensors
 
 of_each_format = pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
-MEAN, STD = [0.3], [0.2]
-
-
-def finished(folder: Path, settings: Any, model: nn.Module, state: dict[str, Any]) -> Path:
-    """A run that ended with the weights its network began with."""
-    statistics, metadata = statistics_to_tensors(model)
-    Run.create(folder, settings).save_final(
-        {"model": model.state_dict(), "statistics": statistics},
-        {"steps": 0, **state},
-        metadata={"statistics": metadata},
-    )
-    return folder
 
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    shape = (1, 12, 12)
-    settings = classification.ClassificationSettings(model="tiny_networks:tiny", divisor=4)
-    model = classification.build_model(settings, 10, shape)
-    aw.calibrate(model, [torch.randn(32, *shape) + 1], widths=[0.5])
-    state = {"classes": list("abcdefghij"), "input_shape": shape, "mean": MEAN, "std": STD}
-    return finished(tmp_path_factory.mktemp("export") / "classifier", settings, model, state)
+    return classifier_run(tmp_path_factory.mktemp("export") / "classifier", [0.5])
 
 
 @pytest.fixture(scope="module")
 def upscaler(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    settings = super_resolution.SuperResolutionSettings(channels=8, blocks=2)
-    model = super_resolution.build_model(settings)
-    return finished(tmp_path_factory.mktemp("export") / "upscaler", settings, model, {})
-
-
-def policy(folder: Path, environment: str) -> Path:
-    settings = reinforcement.ReinforcementSettings(environment=environment)
-    actions, shape = policies.actions_and_shape(environment)
-    model = policies.build_model(settings, actions, shape)
-    return finished(folder, settings, model, {"actions": actions, "observation_shape": shape})
+    return upscaler_run(tmp_path_factory.mktemp("export") / "upscaler")
 
 
 def write(run: Path, path: Path, width: float) -> str:
@@ -114,7 +86,7 @@ def test_a_picture_of_any_size_goes_into_an_upscaler(
 @of_each_format
 @pytest.mark.parametrize("environment", ["minatar:breakout", "atari:breakout"])
 def test_observations_go_into_a_policy(tmp_path: Path, suffix: str, environment: str) -> None:
-    run = policy(tmp_path / "run", environment)
+    run = policy_run(tmp_path / "run", environment)
     path = tmp_path / f"network{suffix}"
     write(run, path, 0.5)
     trained = reinforcement.open_trained(run, "cpu")

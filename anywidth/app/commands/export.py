@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -9,55 +11,132 @@ import typer
 
 from anywidth.app.commands.output import say
 from anywidth.app.commands.tasks import open_trained, task_of
-from anywidth.app.showing.results import check_calibrated, network_width, shown_width
+from anywidth.app.showing.results import (
+    Trained,
+    check_calibrated,
+    network_width,
+    network_widths,
+    saved_spectrum,
+    shown_width,
+)
 from anywidth.app.showing.spectrum_tables import format_count
+from anywidth.deploying.branching import write_branches
+from anywidth.deploying.bundling import check_packages, write_bundle
 from anywidth.deploying.deployment import Deployment
 from anywidth.deploying.exporting import check_format, write_network
 from anywidth.errors import AnywidthError
 from anywidth.measuring.cost import macs, parameter_count
+from anywidth.measuring.width_lists import parse_widths
+from anywidth.slimming.convert import plan_of
 from anywidth.slimming.extraction import extract
+from anywidth.width import Width
+
+_BUNDLE = ".anywidth"
 
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
-    out: Annotated[Path, typer.Option(help="The file to write: NAME.onnx or NAME.pt2.")],
+    out: Annotated[
+        Path, typer.Option(help="The file to write: NAME.anywidth, NAME.onnx or NAME.pt2.")
+    ],
     width: Annotated[
-        float | None, typer.Option(help="The width to cut out; the widest if not given.")
+        float | None, typer.Option(help="One width; the widest if none is given.")
+    ] = None,
+    widths: Annotated[
+        str | None,
+        typer.Option(
+            help="Many widths: first:last:step, or a list such as 0.25,0.5,1.0. If not given, "
+            "NAME.anywidth holds the run's own."
+        ),
     ] = None,
 ) -> None:
-    """Write a trained network at one width as a file that runs without this library.
+    """Write a trained network as a file that runs without PyTorch.
 
-    ONNX (.onnx) for onnxruntime and most devices, or .pt2 for torch.export.load.
-    Batch norm is folded, and normalising images is part of the file. It is read
-    back and compared with the network before it counts as written.
+    NAME.anywidth holds the network at many widths, its weights once. The package
+    anywidth-runtime opens it, and anywidth serve serves it.
+    NAME.onnx is for onnxruntime and most devices. With --widths it holds many
+    widths, and an input `width` chooses one.
+    NAME.pt2 is for torch.export.load and holds one width.
 
-    The width must have been calibrated: anywidth calibrate RUN --widths 0.4
+    Batch norm is folded, and normalising images is part of the file. The file is
+    read back and compared with the network at every width before it counts as
+    written. Every width must have been calibrated: anywidth calibrate RUN
 
-    Example:
+    Examples:
+
+      anywidth export runs/demo --widths 0.25:1.0:0.05 --out shirts.anywidth
 
       anywidth export runs/demo --width 0.4 --out shirts.onnx
     """
-    check_format(out)
-    if not out.parent.is_dir():
-        raise AnywidthError(f"--out {out}: there is no folder {out.parent}")
+    _check(out, width, widths)
     trained = open_trained(run, "cpu", with_data=False)
-    chosen = network_width(trained, width)
-    check_calibrated(trained, chosen)
     deployment = task_of(run).deploy(trained)
-    difference = write_network(extract(trained.model, chosen, fold=True), deployment, out)
-    costs = (
-        f"{format_count(macs(trained.model, chosen))} multiply-adds",
-        f"{format_count(parameter_count(trained.model, chosen))} parameters",
-        f"{format_count(out.stat().st_size)}B",
-    )
-    say(f"Written: {out}, width {shown_width(trained, chosen)}: {', '.join(costs)}")
+    if out.suffix != _BUNDLE and widths is None:
+        _export_one(trained, deployment, out, network_width(trained, width))
+    else:
+        _export_many(trained, deployment, out, str(width) if widths is None and width else widths)
     say(f"Takes {deployment.takes}: {_shape(deployment)}")
     say(f"Gives {', '.join(deployment.output_names)}")
-    say(f"Read back and run: it differs from the network by {difference:.1g} of the largest output")
+
+
+def _check(out: Path, width: float | None, widths: str | None) -> None:
+    """Refuses options that do not go together, before anything is opened."""
+    if width is not None and widths is not None:
+        raise AnywidthError(f"--width {width} and --widths {widths}: give one of them")
+    if out.suffix == _BUNDLE:
+        check_packages()
+    else:
+        check_format(out)
+    if out.suffix == ".pt2" and widths is not None:
+        raise AnywidthError(
+            f"--out {out} --widths {widths}: NAME.pt2 holds one width; write NAME.anywidth or "
+            "NAME.onnx, or give --width"
+        )
+    if not out.parent.is_dir():
+        raise AnywidthError(f"--out {out}: there is no folder {out.parent}")
+
+
+def _export_one(trained: Trained, deployment: Deployment, out: Path, width: float) -> None:
+    check_calibrated(trained, width)
+    error = write_network(extract(trained.model, width, fold=True), deployment, out)
+    costs = (
+        f"{format_count(macs(trained.model, width))} multiply-adds",
+        f"{format_count(parameter_count(trained.model, width))} parameters",
+        f"{format_count(out.stat().st_size)}B",
+    )
+    say(f"Written: {out}, width {shown_width(trained, width)}: {', '.join(costs)}")
+    say(f"Read back and run: it differs from the network by {error:.1g} of the largest output")
+
+
+def _export_many(trained: Trained, deployment: Deployment, out: Path, widths: str | None) -> None:
+    chosen = network_widths(trained, parse_widths(widths) if widths else None)
+    for width in chosen:
+        check_calibrated(trained, width)
+    if out.suffix == _BUNDLE:
+        named: Mapping[float | str, Width] = {shown_width(trained, w): w for w in chosen}
+        spectrum = None
+        with contextlib.suppress(AnywidthError):  # accuracy goes into the file if it was measured
+            spectrum = saved_spectrum(trained.run)
+        error = write_bundle(trained.model, deployment, out, named, spectrum=spectrum)
+    else:
+        error = write_branches(trained.model, deployment, out, chosen)
+    full = 4 * parameter_count(trained.model, plan_of(trained.model).full)
+    size = out.stat().st_size
+    say(
+        f"Written: {out}, {len(chosen)} widths from {shown_width(trained, min(chosen))} to "
+        f"{shown_width(trained, max(chosen))}: {format_count(size)}B, {size / full:.2f} times the "
+        "full network's parameters"
+    )
+    say(
+        f"Read back and run at every width: it differs from the network by {error:.1g} of the "
+        "largest output"
+    )
+    if out.suffix == _BUNDLE:
+        say(f"Serve it, with a page to try it: anywidth serve {out}")
 
 
 def _shape(deployment: Deployment) -> str:
-    """Say `float32, batch x 3 x 224 x 224`."""
+    """For example `float32, batch x 3 x 224 x 224`."""
     (example,), (axes,) = deployment.examples, deployment.free_axes
     sizes = [axes.get(axis, str(size)) for axis, size in enumerate(example.shape)]
     kind = str(example.dtype).removeprefix("torch.")
