@@ -1,0 +1,132 @@
+"""MobileNet v1 at 224 px for `benchmarks.governor`: one bundle, and static files per width."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anywidth_runtime
+import numpy as np
+import onnxruntime
+import torch
+from anywidth_runtime.governor_latencies import Width
+from anywidth_runtime.governor_menu import Choice
+
+import anywidth as aw
+from anywidth.deploying.deployment import Deployment
+from anywidth.deploying.exporting import write_network
+from anywidth.models import mobilenet_v1
+from anywidth.slimming.extraction import extract
+from benchmarks.slicing import milliseconds
+
+ROOT = Path(__file__).parents[1]
+PIXELS = 224
+WIDTHS = [round(0.25 + 0.05 * step, 2) for step in range(16)]
+STATIC_WIDTHS = (0.25, 0.5, 0.75, 1.0)
+
+Run = Callable[[Sequence[Any], Width], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Served:
+    """Networks that a policy chooses from: how to run one, how long each takes, how good it is."""
+
+    run: Run
+    choices: list[Choice]
+
+
+def published_accuracies() -> dict[Width, float]:
+    """US-MobileNet v1 on ImageNet, top-1 accuracy in percent by width."""
+    with (ROOT / "tests" / "reference" / "us_mobilenet_v1_imagenet.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return {float(row["width"]): 100 - float(row["published_top1_error"]) for row in rows}
+
+
+def published_alone() -> dict[Width, float]:
+    """Four networks trained alone (I-Nets): the paper's table."""
+    with (ROOT / "anywidth" / "app" / "studies" / "paper_tables.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["table"] == "main"]
+    chosen = [r for r in rows if r["network"] == "mobilenet_v1" and r["setting"] == "i-net"]
+    return {float(row["width"]): 100 - float(row["top1_error"]) for row in chosen}
+
+
+def build(folder: Path) -> tuple[Path, dict[Width, Path]]:
+    """Writes the bundle and the static files, unless they are there; weights are random."""
+    folder.mkdir(parents=True, exist_ok=True)
+    bundle = folder / "mobilenet_v1.anywidth"
+    files: dict[Width, Path] = {
+        width: folder / f"mobilenet_v1-{width}.onnx" for width in STATIC_WIDTHS
+    }
+    if bundle.exists() and all(path.exists() for path in files.values()):
+        return bundle, files
+    torch.manual_seed(0)
+    model = mobilenet_v1(num_classes=1000)
+    example = torch.rand(2, 3, PIXELS, PIXELS)
+    aw.slimmable(model, None, aw.WidthRange(0.25, 1.0, 8), example_input=example)
+    aw.calibrate(model, [example], widths=WIDTHS)
+    model.eval()
+    deployment = Deployment((example,), ("images",), ("logits",), ({0: "batch"},))
+    for width, path in files.items():
+        write_network(extract(model, width, fold=True), deployment, path)
+    aw.export_bundle(model, bundle, WIDTHS, input_names=("images",), output_names=("logits",))
+    return bundle, files
+
+
+def of_bundle(bundle: Path, repeats: int) -> tuple[Served, anywidth_runtime.Network]:
+    """All widths of one file, open."""
+    network = anywidth_runtime.open(bundle)
+    network.prepare()
+    rows = network.measure(repeats=repeats, progress=False)
+    known = published_accuracies()
+
+    def run(values: Sequence[Any], width: Width) -> list[Any]:
+        batch = values[0] if len(values) == 1 else np.concatenate(values)
+        return list(network.run(batch, width=width))
+
+    return Served(run, [Choice(r.width, r.latency_ms or 0, known[r.width]) for r in rows]), network
+
+
+def of_static_files(files: Mapping[Width, Path], repeats: int, *, kept_open: bool) -> Served:
+    """One file per width: all of them open, or one at a time, as if memory held no more."""
+    sessions = {width: _session(path) for width, path in files.items()}
+    image = np.random.default_rng(0).random((1, 3, PIXELS, PIXELS), np.float32)
+    times: dict[Width, list[float]] = {width: [] for width in files}
+    for _ in range(repeats):
+        for width, session in sessions.items():
+            times[width].append(milliseconds(partial(session.run, None, {"images": image})))
+    medians = {width: float(np.median(found)) for width, found in times.items()}
+    known = published_alone()
+    choices = [Choice(width, medians[width], known[width]) for width in files]
+    if not kept_open:
+        sessions.clear()
+
+    def run(values: Sequence[Any], width: Width) -> list[Any]:
+        if width not in sessions:
+            sessions.clear()
+            sessions[width] = _session(files[width])
+        return list(sessions[width].run(None, {"images": values[0]})[0])
+
+    return Served(run, choices)
+
+
+def batch_times(
+    network: anywidth_runtime.Network, batches: Sequence[int], repeats: int
+) -> dict[tuple[Width, int], float]:
+    """Median milliseconds by width and batch, for SlackFit."""
+    found: dict[tuple[Width, int], float] = {}
+    for batch in batches:
+        images = np.random.default_rng(0).random((batch, 3, PIXELS, PIXELS), np.float32)
+        for width in network.widths:
+            run = partial(network.run, images, width=width)
+            found[width, batch] = float(np.median([milliseconds(run) for _ in range(repeats)]))
+    return found
+
+
+def _session(path: Path) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
