@@ -102,6 +102,9 @@ class ChannelConfig:
         # Hashes of strings differ between processes, so the hash is not pickled.
         return ChannelConfig, (self.channels,)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ChannelConfig:
+        return self
+
     def __hash__(self) -> int:
         hashed: int = self.__dict__["_hash"]
         return hashed

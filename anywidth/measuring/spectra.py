@@ -18,7 +18,7 @@ from anywidth.errors import AnywidthError
 from anywidth.measuring.cost import latency, macs, parameter_count
 from anywidth.modes import evaluating
 from anywidth.slimming.convert import at_width
-from anywidth.slimming.norm_statistics import is_switched_norm
+from anywidth.slimming.norm_statistics import norm_records
 from anywidth.slimming.state import state_of
 from anywidth.width import ChannelConfig, Width, width_list
 
@@ -262,7 +262,7 @@ def _latency(model: nn.Module, config: ChannelConfig) -> float:
 
 def check_statistics(model: nn.Module, widths: Sequence[Width]) -> None:
     """Raise now, not hours later, if a norm has no statistics for a width."""
-    norms = [module for module in model.modules() if is_switched_norm(module)]
+    norms = norm_records(model)
     for width in widths:
         with at_width(model, width):
             for norm in norms:

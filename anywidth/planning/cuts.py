@@ -1,4 +1,4 @@
-"""What is active of a tensor, and where a module keeps it."""
+"""What is active of a tensor, and the name under which a converted module keeps it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from anywidth.width import ChannelConfig
 # What is active along an axis: the first so many entries, or (start, length) stretches.
 Cut = int | tuple[tuple[int, int], ...]
 
-STATE = "_anywidth"
-PREFIX = "_anywidth_"
-"""Of what a narrowed module keeps beside its own attributes, whose names are up to its author."""
+RECORD = "_anywidth"
+"""The one attribute that conversion adds to a module; all others belong to the module's author."""
 
 
 def cut(plan: Plan, axis: Axis, config: ChannelConfig) -> Cut:
@@ -23,21 +22,16 @@ def cut(plan: Plan, axis: Axis, config: ChannelConfig) -> Cut:
     return ranges
 
 
+def cut_size(cut: Cut) -> int:
+    """How many entries a cut keeps."""
+    return cut if isinstance(cut, int) else sum(length for _, length in cut)
+
+
 def take(tensor: Tensor, axis: int, cut: Cut) -> Tensor:
     """The active entries of one axis: a view where they are the first ones."""
     if isinstance(cut, int):
         return tensor if cut == tensor.shape[axis] else tensor.narrow(axis, 0, cut)
     return torch.cat([tensor.narrow(axis, start, length) for start, length in cut], axis)
-
-
-def cut_name(tensor: str, axis: int) -> str:
-    """The attribute of a narrowed module that holds the cut of one axis."""
-    return f"{PREFIX}active_{tensor}_{axis}"
-
-
-def scale_name(tensor: str) -> str:
-    """The attribute that holds what a tensor is multiplied by (output averaging)."""
-    return f"{PREFIX}scale_{tensor}"
 
 
 def held_tensor(module: nn.Module, name: str) -> Tensor | None:
@@ -49,5 +43,4 @@ def held_tensor(module: nn.Module, name: str) -> Tensor | None:
 
 def is_converted(model: nn.Module) -> bool:
     """Whether a network, or a part of it, has been converted."""
-    marks = (STATE, "_plain_class")
-    return any(mark in module.__dict__ for module in model.modules() for mark in marks)
+    return any(RECORD in module.__dict__ for module in model.modules())

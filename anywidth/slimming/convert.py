@@ -8,14 +8,19 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from anywidth.errors import AnywidthError
-from anywidth.planning.cuts import STATE, is_converted
+from anywidth.planning.cuts import RECORD, is_converted
 from anywidth.planning.groups import Plan
 from anywidth.planning.trace import plan as make_plan
-from anywidth.slimming.layers import is_narrowed, narrow, widen
-from anywidth.slimming.norm_statistics import buffers_kept, is_switched_norm, new_statistics
+from anywidth.slimming.layers import narrow, widen_all
+from anywidth.slimming.norm_statistics import (
+    buffers_kept,
+    keeps_statistics,
+    new_statistics,
+    norm_records,
+)
+from anywidth.slimming.record import Record, record_of
 from anywidth.slimming.state import SlimmableState, state_of, tensor_owners
 from anywidth.slimming.verification import verify
 from anywidth.width import ChannelConfig, Width, WidthRange
@@ -34,8 +39,7 @@ def slimmable(
     """Makes every layer of a network able to run on the first of its channels; returns it.
 
     The network is converted in place. Its parameters stay the same objects under the same
-    `state_dict` names; at full width it computes exactly what it did before. It can be copied,
-    but not pickled: `anywidth.save` writes it to a file.
+    `state_dict` names; at full width it computes exactly what it did before.
 
     Args:
         model: the network.
@@ -124,31 +128,25 @@ def plan_of(model: nn.Module) -> Plan:
 
 
 def _apply(model: nn.Module, plan: Plan, average_outputs: bool) -> None:
-    axes: dict[nn.Module, dict[str, tuple[int, ...]]] = {}
+    # What reaches a norm changes with the width even where its channels do not.
+    narrowed: dict[nn.Module, list[str]] = {m: [] for m in model.modules() if keeps_statistics(m)}
     for name, owner, key in tensor_owners(model, plan):
-        elastic = tuple(i for i, axis in enumerate(plan.tensors[name]) if axis is not None)
-        if elastic or (average_outputs and name in plan.inputs):
-            axes.setdefault(owner, {})[key] = elastic
-    for module in model.modules():
-        # What reaches a norm changes with the width even where its channels do not.
-        if isinstance(module, _NormBase) and module.running_mean is not None:
-            axes.setdefault(module, {})
-    for module, tensors in axes.items():
+        is_elastic = any(axis is not None for axis in plan.tensors[name])
+        if is_elastic or (average_outputs and name in plan.inputs):
+            narrowed.setdefault(owner, []).append(key)
+    for module, tensors in narrowed.items():
         narrow(module, tensors)
     state = SlimmableState(plan, average_outputs)
-    model.__dict__[STATE] = state
+    model.__dict__.setdefault(RECORD, Record(type(model))).network = state
     state.set_full(model)
 
 
 def _undo(model: nn.Module) -> None:
-    if STATE in model.__dict__:
-        state = state_of(model)
+    record = record_of(model)
+    if record is not None and record.network is not None:
         with contextlib.suppress(Exception):  # it may be what failed
-            state.set(model, state.plan.full)
-        del model.__dict__[STATE]
-    for module in model.modules():
-        if is_narrowed(module):
-            widen(module)
+            record.network.set(model, record.network.plan.full)
+    widen_all(model)
 
 
 def _track_ends(model: nn.Module) -> None:
@@ -166,10 +164,8 @@ def track_statistics(model: nn.Module, width: Width) -> None:
         return
     label = None if isinstance(width, ChannelConfig) else float(width)
     with at_width(model, width):
-        for module in model.modules():
-            if is_switched_norm(module):
-                size = int(module.num_features)  # type: ignore[arg-type]
-                module.__dict__["_bank"].setdefault(config, new_statistics(module, size, label))
+        for norm, record in norm_records(model).items():
+            record.bank.setdefault(config, new_statistics(norm, label))
 
 
 def _check_fits(model: nn.Module, plan: Plan) -> None:

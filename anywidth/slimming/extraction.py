@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.weight_norm import WeightNorm
 
-from anywidth.planning.cuts import STATE
 from anywidth.slimming.folding import fold_norms
-from anywidth.slimming.layers import drop_fast_paths, is_narrowed, widen
-from anywidth.slimming.norm_statistics import is_switched_norm, uncalibrated_allowed
+from anywidth.slimming.layers import widen_all
+from anywidth.slimming.norm_statistics import norm_records, uncalibrated_allowed
+from anywidth.slimming.record import record_of
 from anywidth.slimming.state import check_layers, state_of
 from anywidth.width import Width
 
@@ -47,11 +47,7 @@ def extract(model: nn.Module, width: Width, fold: bool = False) -> nn.Module:
             small = copy.deepcopy(model, _active_copies(model))
     finally:
         state.set(model, before)
-    drop_fast_paths(small)
-    for module in small.modules():
-        if is_narrowed(module):
-            widen(module)
-    small.__dict__.pop(STATE, None)  # torch.fx copies a GraphModule without it
+    widen_all(small)
     _own_classes(small)
     _compute_weights(small)
     if fold:
@@ -68,15 +64,19 @@ def extract_quietly(model: nn.Module, width: Width, fold: bool = False) -> nn.Mo
 
 
 def _active_copies(model: nn.Module) -> dict[int, Any]:
-    """A memo for `copy.deepcopy` in which each tensor was already copied: its active part."""
+    """A memo for `copy.deepcopy` in which each tensor was already copied: its active part.
+
+    Records are not copied, as the copy is to lose them.
+    """
     copies: dict[int, Any] = {}
     with uncalibrated_allowed(model), torch.no_grad():
         for module in model.modules():
             for name, whole in {**module._parameters, **module._buffers}.items():
                 if whole is not None and id(whole) not in copies:
                     copies[id(whole)] = _like(whole, _in_evaluation(module, name))
-            if is_switched_norm(module):
-                copies[id(module.__dict__["_bank"])] = {}
+            record = record_of(module)
+            if record is not None:
+                copies[id(record)] = record
     return copies
 
 
@@ -110,19 +110,15 @@ def _channels_last_strides(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _warn_if_uncalibrated(model: nn.Module, is_full: bool, width: Width) -> None:
-    if is_full:
-        return
-    for module in model.modules():
-        if is_switched_norm(module):
-            entry = module.__dict__["_bank"].get(module.__dict__["_config"])
-            if entry is None or not entry.ready:
-                warnings.warn(
-                    f"extracting width {width} whose batch-norm statistics were not calibrated: "
-                    "it takes the first channels of the full width's. To evaluate it, call "
-                    "anywidth.calibrate(model, loader, widths=[...]) before extracting",
-                    stacklevel=3,
-                )
-                return
+    config = state_of(model).config
+    records = norm_records(model).values()
+    if not is_full and not all(record.is_ready(config) for record in records):
+        warnings.warn(
+            f"extracting width {width} whose batch-norm statistics were not calibrated: "
+            "it takes the first channels of the full width's. To evaluate it, call "
+            "anywidth.calibrate(model, loader, widths=[...]) before extracting",
+            stacklevel=3,
+        )
 
 
 def _own_classes(model: nn.Module) -> None:

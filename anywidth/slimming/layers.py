@@ -8,64 +8,86 @@ the same to a class; unlike there, nothing in `state_dict` is renamed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from anywidth.errors import AnywidthError
-from anywidth.planning.cuts import PREFIX, Cut, cut_name, scale_name, take
+from anywidth.planning.cuts import RECORD, Cut, cut_size, take
 from anywidth.slimming.norm_statistics import (
-    assign_statistics,
-    is_switched_norm,
+    RUNNING,
+    NormRecord,
     keeps_statistics,
-    map_statistics,
-    switch_norm,
-    switched_members,
-    unswitch_norm,
+    loading_statistics,
+    norm_record,
+    reading_statistics,
 )
-
-VIEWS = f"{PREFIX}views"
+from anywidth.slimming.record import Record, record_of
 
 # The child of a batch norm that has a scale and bias for each switch of a slimmable network.
 PRIVATE_AFFINE = "private_affine"
 
 
-def narrow(module: nn.Module, axes: dict[str, tuple[int, ...]]) -> None:
-    """Gives a module the subclass in which the named tensors' named axes can be cut."""
-    is_norm = keeps_statistics(module)
-    key = tuple(sorted(axes.items()))
-    module.__dict__["_plain_class"] = type(module)
-    module.__dict__[VIEWS] = Views()
-    if is_norm:
-        switch_norm(module)
-    module.__class__ = _narrowed_class(type(module), key, is_norm)  # type: ignore[arg-type]
+class Kind(NamedTuple):
+    """What the class of a changed module is made from."""
+
+    plain: type[nn.Module]
+    tensors: tuple[str, ...]
+    is_norm: bool
+    has_switches: bool
+    forward: Callable[[Any, Tensor], Tensor] | None
+
+
+def narrow(module: nn.Module, tensors: Iterable[str]) -> None:
+    """Gives a module the subclass in which the named tensors can be cut."""
+    kind = NormRecord if keeps_statistics(module) else Record
+    module.__dict__[RECORD] = kind(type(module), tuple(sorted(tensors)))
+    dress(module)
+
+
+def dress(module: nn.Module) -> None:
+    """Gives a module the class that its record asks for."""
+    record: Record = module.__dict__[RECORD]
+    norm = norm_record(module)
+    has_switches = norm is not None and norm.switches is not None
+    forward = None if record.fast is None else record.fast.forward
+    kind = Kind(record.plain, record.tensors, norm is not None, has_switches, forward)
+    module.__class__ = _changed_class(kind)
 
 
 def widen(module: nn.Module) -> None:
     """Undoes `narrow`; attributes set for a width are left for the caller to restore."""
-    if is_switched_norm(module):
-        unswitch_norm(module)
-    module.__class__ = module.__dict__.pop("_plain_class")
-    for name in [name for name in module.__dict__ if name.startswith(PREFIX)]:
-        del module.__dict__[name]
-    module._modules.pop(PRIVATE_AFFINE, None)
+    record: Record = module.__dict__.pop(RECORD)
+    module.__class__ = record.plain
+    if isinstance(record, NormRecord) and record.switches is not None:
+        del module._modules[PRIVATE_AFFINE]
+
+
+def widen_all(model: nn.Module) -> None:
+    for module in model.modules():
+        if RECORD in module.__dict__:
+            widen(module)
 
 
 def drop_fast_paths(model: nn.Module) -> None:
     """Gives every layer back the forward it had before `fast_layers.use_kernels`."""
     for module in model.modules():
-        if "_slow_class" in module.__dict__:
-            module.__class__ = module.__dict__.pop("_slow_class")
-            for name in ("_activation", "_read_by", "_norm_after", "_awaits"):
-                module.__dict__.pop(name, None)
+        record = record_of(module)
+        if record is not None and record.fast is not None:
+            record.fast = None
+            if is_narrowed(module):
+                dress(module)
+            else:  # an activation, say
+                widen(module)
 
 
 def is_narrowed(module: nn.Module) -> bool:
-    return "_plain_class" in module.__dict__
+    record = record_of(module)
+    return record is not None and bool(record.tensors or isinstance(record, NormRecord))
 
 
 def only_normalises(module: nn.Module) -> TypeGuard[_BatchNorm]:
@@ -75,116 +97,120 @@ def only_normalises(module: nn.Module) -> TypeGuard[_BatchNorm]:
 
 
 @cache
-def _narrowed_class(
-    plain: type[nn.Module], axes: tuple[tuple[str, tuple[int, ...]], ...], is_norm: bool
-) -> type[nn.Module]:
-    members: dict[str, Any] = {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
-    for name, indices in axes:
-        members[name] = property(_active_part(name, indices))
-    members["__setattr__"] = _setting_active_part(plain, dict(axes), is_norm)
-    members["_apply"] = _apply
-    if is_norm:
-        members |= switched_members(plain)
-    members["__reduce_ex__"] = _reduced_to_copy(plain)
-    return type(plain.__name__, (plain,), members)
+def _changed_class(kind: Kind) -> type[nn.Module]:
+    plain, is_narrowed = kind.plain, bool(kind.tensors or kind.is_norm)
+    name = f"Slimmable{plain.__name__}" if is_narrowed else plain.__name__
+    is_graph = issubclass(plain, torch.fx.GraphModule)  # which knows its own classes by that name
+    place = plain.__qualname__.removesuffix(plain.__name__)
+    members: dict[str, Any] = {
+        "__module__": plain.__module__,  # torch.fx, for one, takes torch's layers whole by it
+        "__qualname__": plain.__qualname__ if is_graph else place + name,
+        "__reduce_ex__": _reduced(kind),
+    }
+    if is_narrowed:
+        members |= {tensor: property(_active_part(tensor)) for tensor in kind.tensors}
+        members["__setattr__"] = _setting_active_part(plain, kind.tensors)
+        members["_apply"] = _apply
+    if kind.is_norm:
+        members |= {tensor: property(reading_statistics(tensor)) for tensor in RUNNING}
+        members["_load_from_state_dict"] = loading_statistics(plain)
+    if kind.has_switches:
+        for tensor in ("weight", "bias"):
+            members[tensor] = property(_private_part(tensor, members.get(tensor)))
+    if kind.forward is not None:
+        members["forward"] = kind.forward
+    return type(name, (plain,), members)
 
 
-class Views(dict[str, Tensor]):
-    """Active parts of a module's tensors at its present width, for passes without gradients.
-
-    Only views are kept, never copies, so that they cannot go stale; a copied or saved module
-    starts with none.
+def _reduced(kind: Kind) -> Callable[[nn.Module, Any], tuple[Any, ...]]:
+    """What `copy` and `pickle` make a module from: its plain class, as a changed one has no name
+    by which another process would find it.
     """
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Views:
-        return Views()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Views, ()
-
-
-class CopyOnly:
-    """Goes with what `copy` makes a narrowed module from, and stops what `pickle` would write.
-
-    A narrowed class has no name by which it could be found again, and both ask a module for the
-    same thing.
-    """
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CopyOnly:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        raise AnywidthError(
-            "a converted network cannot be pickled, nor saved with torch.save(model, path): use "
-            "anywidth.save(model, path) and anywidth.load, which keep the statistics of all "
-            "widths; what anywidth.extract(model, width) returns can be pickled"
-        )
-
-
-def _reduced_to_copy(plain: type[nn.Module]) -> Callable[[nn.Module, Any], tuple[Any, ...]]:
     def reduce_ex(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
-        reduced: Any = plain.__reduce_ex__(self, protocol)
+        reduced: Any = kind.plain.__reduce_ex__(self, protocol)
         function, arguments, *rest = reduced
-        return _copied, (CopyOnly(), function, arguments), *rest
+        changed = type(self)
+        arguments = tuple(kind.plain if a is changed else a for a in arguments)
+        return _remade, (kind, function, arguments), *rest
 
     return reduce_ex
 
 
-def _copied(_: CopyOnly, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    return function(*arguments)
+def _remade(kind: Kind, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    module = function(*arguments)
+    module.__class__ = _changed_class(kind)
+    return module
 
 
-def _active_part(name: str, axes: tuple[int, ...]) -> Callable[[nn.Module], Tensor | None]:
-    cuts = [(axis, cut_name(name, axis)) for axis in axes]
-    scale = scale_name(name)
-
+def _active_part(name: str) -> Callable[[nn.Module], Tensor | None]:
     def active_part(self: nn.Module) -> Tensor | None:
-        held: Any = self._parameters if name in self._parameters else self._buffers
+        held: Any = self._parameters
         if name not in held:
-            raise _taken_away(self, name)
+            held = self._buffers
+            if name not in held:
+                raise _taken_away(self, name)
         tensor: Tensor | None = held[name]
         if tensor is None:
             return None
-        state = self.__dict__
+        record: Record = self.__dict__[RECORD]
         may_keep = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        if may_keep and name in state[VIEWS]:
-            view: Tensor = state[VIEWS][name]
+        if may_keep:
+            view = record.views.get(name)
             # The view keeps its memory alive, so at one address lies one and the same tensor.
-            if _address(view) == _address(tensor):
+            if view is not None and _address(view) == _address(tensor):
                 return view
         part = tensor
         is_prefix = True
-        for axis, attribute in cuts:
-            cut = state[attribute]
+        for axis, cut in record.cuts[name].items():
             if type(cut) is not int:
                 part, is_prefix = take(part, axis, cut), False
             elif cut != part.size(axis):
                 part = part.narrow(axis, 0, cut)
-        factor = state.get(scale, 1.0)
+        factor = record.scales.get(name, 1.0)
         if factor != 1.0:
             return part * factor
         if may_keep and is_prefix and _address(tensor) is not None:
-            state[VIEWS][name] = part
+            record.views[name] = part
         return part
 
     return active_part
 
 
+def _private_part(name: str, shared: property | None) -> Callable[[nn.Module], Tensor | None]:
+    """The scale or bias of a norm with private ones; at other widths it is what all share."""
+
+    def private_part(self: nn.Module) -> Tensor | None:
+        record: Any = self.__dict__[RECORD]
+        index = record.switches.get(record.config)
+        if index is None:
+            # A norm whose channels are the same at all widths has no active part.
+            return self._parameters[name] if shared is None else shared.__get__(self)
+        own: Tensor = getattr(self._modules[PRIVATE_AFFINE], name)[index]
+        return own
+
+    return private_part
+
+
 def _setting_active_part(
-    plain: type[nn.Module], axes: dict[str, tuple[int, ...]], is_norm: bool
+    plain: type[nn.Module], tensors: tuple[str, ...]
 ) -> Callable[[nn.Module, str, Any], None]:
     """A buffer that forward assigns anew at a narrow width: its active part alone changes."""
 
     def set_attribute(self: nn.Module, name: str, value: Any) -> None:
-        if is_norm and assign_statistics(self, name, value):
+        record = record_of(self)
+        if record is None:  # one that is being copied
+            plain.__setattr__(self, name, value)
             return
-        if name in axes and not _can_hold(self, name, value):
+        if isinstance(record, NormRecord) and record.assign(self, name, value):
+            return
+        if name in tensors and not _can_hold(self, name, value):
             raise _taken_away(self, name)
-        whole = self._buffers.get(name) if name in axes else None
+        whole = self._buffers.get(name) if name in tensors else None
         if whole is None or not isinstance(value, Tensor) or value.shape == whole.shape:
             plain.__setattr__(self, name, value)
             return
-        cuts = {axis: self.__dict__[cut_name(name, axis)] for axis in axes[name]}
+        cuts = record.cuts[name]
         if value.shape != _active_shape(whole, cuts):
             plain.__setattr__(self, name, value)
             return
@@ -208,7 +234,7 @@ def _taken_away(module: nn.Module, name: str) -> AnywidthError:
 
 
 def _active_shape(whole: Tensor, cuts: dict[int, Cut]) -> tuple[int, ...]:
-    sizes = {a: c if isinstance(c, int) else sum(n for _, n in c) for a, c in cuts.items()}
+    sizes = {axis: cut_size(cut) for axis, cut in cuts.items()}
     return tuple(sizes.get(axis, size) for axis, size in enumerate(whole.shape))
 
 
@@ -235,7 +261,8 @@ def _address(tensor: Tensor) -> int | None:
 
 def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
     """`model.to(...)`: views of what was are of no use, and statistics of all widths go too."""
-    self.__dict__[VIEWS].clear()
-    if is_switched_norm(self):
-        map_statistics(self, fn)
-    return self.__dict__["_plain_class"]._apply(self, fn, recurse)
+    record: Record = self.__dict__[RECORD]
+    record.views.clear()
+    if isinstance(record, NormRecord):
+        record.map(fn)
+    return record.plain._apply(self, fn, recurse)

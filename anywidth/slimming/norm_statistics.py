@@ -6,7 +6,7 @@ The full width's are its buffers; all others are in its bank, by configuration.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,64 +15,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from anywidth.errors import AnywidthError
-from anywidth.planning.cuts import cut_name, held_tensor, take
+from anywidth.planning.cuts import RECORD, take
+from anywidth.slimming.record import Record, record_of
 from anywidth.width import ChannelConfig
 
-# Buffers of a norm that each width has its own of.
-_RUNNING = ("running_mean", "running_var", "num_batches_tracked")
-_ATTRIBUTES = ("_bank", "_config", "_is_full", "_label", "_lenient", "_switches")
+RUNNING = ("running_mean", "running_var", "num_batches_tracked")
+"""Buffers of a norm that each width has its own of."""
 
 
-def keeps_statistics(module: nn.Module) -> bool:
-    """Whether a module tracks what it normalises by, as batch norm does."""
-    return isinstance(module, _NormBase) and module.running_mean is not None
-
-
-def switch_norm(norm: nn.Module) -> None:
-    """Gives a norm an empty bank, at its full width."""
-    norm.__dict__.update(_bank={}, _config=None, _is_full=True, _label=None, _lenient=False)
-
-
-def unswitch_norm(norm: nn.Module) -> None:
-    for name in _ATTRIBUTES:
-        norm.__dict__.pop(name, None)
-
-
-def is_switched_norm(module: nn.Module) -> bool:
-    """Whether a module keeps running statistics by width."""
-    return "_bank" in module.__dict__ and isinstance(module, _NormBase)
-
-
-def switched_members(plain: type[nn.Module]) -> dict[str, Any]:
-    """What the class of a norm is given so that it reads, and loads, by width."""
-    return {
-        **{name: property(_running(name)) for name in _RUNNING},
-        "_load_from_state_dict": _loading_statistics(plain),
-    }
-
-
-def assign_statistics(norm: nn.Module, name: str, value: Any) -> bool:
-    """Whether a value is one of a narrower width's statistics; it has then been put there.
-
-    A width that is not tracked keeps none.
-    """
-    if name not in _RUNNING or norm.__dict__.get("_is_full", True):
-        return False
-    expected = sliced_statistics(norm, name)
-    if expected is None or not isinstance(value, Tensor) or value.shape != expected.shape:
-        return False
-    entry: Statistics | None = norm.__dict__["_bank"].get(norm.__dict__["_config"])
-    if entry is not None:
-        with torch.no_grad():
-            getattr(entry, name).copy_(value)
-    return True
-
-
-def map_statistics(norm: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
-    """`model.to(...)`: the statistics of all widths move with the module."""
-    for entry in norm.__dict__["_bank"].values():
-        for name in _RUNNING:
-            setattr(entry, name, function(getattr(entry, name)))
+class MissingStatisticsError(AnywidthError):
+    """A width is evaluated whose batch-norm statistics are not known."""
 
 
 @dataclass
@@ -89,10 +41,108 @@ class Statistics:
     label: float | None = None
     ready: bool = False
 
+    def tensors(self) -> list[Tensor]:
+        return [self.running_mean, self.running_var, self.num_batches_tracked]
 
-def new_statistics(module: nn.Module, size: int, label: float | None) -> Statistics:
-    """Statistics as a new batch norm of `size` channels would start with."""
-    like = held_tensor(module, "running_mean")
+    def copy_from(self, other: Statistics) -> None:
+        """Takes over another's, into the tensors that are here: a CUDA graph writes to those."""
+        for held, value in zip(self.tensors(), other.tensors(), strict=True):
+            held.copy_(value)
+        self.label, self.ready = other.label, other.ready
+
+
+class NormRecord(Record):
+    """The record of a norm: its statistics by width, and the width that it runs at."""
+
+    def __init__(self, plain: type[nn.Module], tensors: tuple[str, ...] = ()) -> None:
+        super().__init__(plain, tensors)
+        self.bank: dict[ChannelConfig, Statistics] = {}
+        self.config: ChannelConfig | None = None
+        self.is_full = True
+        self.label: float | None = None
+        self.is_lenient = False
+        # Which private scale and bias a configuration has (`switchable.py`); None without any.
+        self.switches: dict[ChannelConfig, int] | None = None
+
+    def switch(self, config: ChannelConfig, is_full: bool, label: float | None) -> None:
+        """Reads the statistics of another configuration from now on."""
+        self.config, self.is_full, self.label = config, is_full, label
+        entry = self.bank.get(config)
+        if entry is not None and entry.label is None:
+            entry.label = label
+
+    def is_ready(self, config: ChannelConfig) -> bool:
+        entry = self.bank.get(config)
+        return entry is not None and entry.ready
+
+    def file(self, config: ChannelConfig, entry: Statistics) -> None:
+        """Keeps statistics of a configuration in place of those it has."""
+        self.bank.setdefault(config, entry).copy_from(entry)
+
+    def sliced(self, norm: nn.Module, name: str) -> Tensor | None:
+        """The first of the full width's, as many as the present width has."""
+        tensor, cut = norm._buffers[name], self.cut("running_mean", 0)
+        if tensor is None or tensor.dim() == 0 or cut is None:
+            return tensor
+        return take(tensor, 0, cut)
+
+    def assign(self, norm: nn.Module, name: str, value: Any) -> bool:
+        """Whether a value is one of a narrower width's statistics; it has then been put there.
+
+        A width that is not tracked keeps none.
+        """
+        if name not in RUNNING or self.is_full:
+            return False
+        expected = self.sliced(norm, name)
+        if expected is None or not isinstance(value, Tensor) or value.shape != expected.shape:
+            return False
+        entry = self.bank.get(self.config)  # type: ignore[arg-type]
+        if entry is not None:
+            with torch.no_grad():
+                getattr(entry, name).copy_(value)
+        return True
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> None:
+        """`model.to(...)`: the statistics of all widths move with the module."""
+        for entry in self.bank.values():
+            for name in RUNNING:
+                setattr(entry, name, function(getattr(entry, name)))
+
+    def missing(self) -> MissingStatisticsError:
+        """What evaluating the present width is answered with."""
+        entries = self.bank.values()
+        known = sorted(e.label for e in entries if e.ready and e.label is not None)
+        width = "this configuration" if self.label is None else f"width {self.label}"
+        entry = self.bank.get(self.config)  # type: ignore[arg-type]
+        was_known = entry is not None and bool(entry.num_batches_tracked > 0)
+        return MissingStatisticsError(
+            f"batch norm has no statistics for {width}: calibrated are the full width"
+            + (f" and {known}" if known else " alone")
+            + ("; what it had was of the weights before load_state_dict" if was_known else "")
+            + f". Call anywidth.calibrate(model, loader, widths=[{self.label or 'config'}]) first"
+        )
+
+
+def keeps_statistics(module: nn.Module) -> bool:
+    """Whether a module tracks what it normalises by, as batch norm does."""
+    return isinstance(module, _NormBase) and module.running_mean is not None
+
+
+def norm_record(module: nn.Module) -> NormRecord | None:
+    """The record of a norm that keeps statistics by width; None for any other module."""
+    record = record_of(module)
+    return record if isinstance(record, NormRecord) else None
+
+
+def norm_records(model: nn.Module) -> dict[nn.Module, NormRecord]:
+    """The norms of a network that keep statistics by width, with their records."""
+    found = ((module, norm_record(module)) for module in model.modules())
+    return {module: record for module, record in found if record is not None}
+
+
+def new_statistics(norm: nn.Module, label: float | None) -> Statistics:
+    """Statistics as a new norm of the present width would start with."""
+    like, size = norm._buffers["running_mean"], int(norm.num_features)  # type: ignore[arg-type]
     assert like is not None
     with torch.inference_mode(False):  # what is made in that mode could never be updated outside
         return Statistics(
@@ -108,8 +158,7 @@ def tracked_statistics(model: nn.Module, config: ChannelConfig | None = None) ->
 
     Of one configuration, or of all.
     """
-    norms = [module for module in model.modules() if is_switched_norm(module)]
-    banks: list[dict[ChannelConfig, Statistics]] = [norm.__dict__["_bank"] for norm in norms]
+    banks = [record.bank for record in norm_records(model).values()]
     return [e for bank in banks for c, e in bank.items() if config is None or c == config]
 
 
@@ -119,9 +168,7 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
     entries = tracked_statistics(model)
     ready = [entry.ready for entry in entries]
     held = [(module, dict(module._buffers)) for module in model.modules()]
-    tensors = list(model.buffers())
-    for entry in entries:
-        tensors += [entry.running_mean, entry.running_var, entry.num_batches_tracked]
+    tensors = [*model.buffers(), *(tensor for entry in entries for tensor in entry.tensors())]
     before = [tensor.clone() for tensor in tensors]
     try:
         yield
@@ -135,70 +182,47 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
             entry.ready = was_ready
 
 
-def _running(name: str) -> Callable[[nn.Module], Tensor | None]:
-    def running(self: nn.Module) -> Tensor | None:
-        state = self.__dict__
-        if state["_is_full"]:
-            return self._buffers[name]
-        entry: Statistics | None = state["_bank"].get(state["_config"])
-        if self.training:
-            # Widths that are not tracked use the batch's own statistics and leave no trace.
-            if entry is None:
-                return None
-            entry.ready = True
-        elif entry is None or not entry.ready:
-            if not state["_lenient"]:
-                raise _uncalibrated(state["_label"], entry, state["_bank"].values())
-            return sliced_statistics(self, name)
-        tensor: Tensor = getattr(entry, name)
-        return tensor
-
-    return running
-
-
 @contextlib.contextmanager
 def uncalibrated_allowed(model: nn.Module) -> Iterator[None]:
     """Lets widths without statistics be evaluated with the first of the full width's.
 
     For checks and for showing what calibration is worth; accuracy is poor there.
     """
-    norms = [module for module in model.modules() if is_switched_norm(module)]
-    before = [module.__dict__["_lenient"] for module in norms]
-    for module in norms:
-        module.__dict__["_lenient"] = True
+    records = norm_records(model).values()
+    before = [record.is_lenient for record in records]
+    for record in records:
+        record.is_lenient = True
     try:
         yield
     finally:
-        for module, lenient in zip(norms, before, strict=True):
-            module.__dict__["_lenient"] = lenient
+        for record, was_lenient in zip(records, before, strict=True):
+            record.is_lenient = was_lenient
 
 
-def sliced_statistics(module: nn.Module, name: str) -> Tensor | None:
-    """The first of the full width's, as many as the module's present width has."""
-    tensor = module._buffers[name]
-    cut = module.__dict__.get(cut_name("running_mean", 0))
-    return tensor if tensor is None or tensor.dim() == 0 or cut is None else take(tensor, 0, cut)
+def reading_statistics(name: str) -> Callable[[nn.Module], Tensor | None]:
+    """What a norm's class is given in place of one of its buffers: that of the present width."""
+
+    def running(self: nn.Module) -> Tensor | None:
+        record: NormRecord = self.__dict__[RECORD]
+        if record.is_full:
+            return self._buffers[name]
+        entry = record.bank.get(record.config)  # type: ignore[arg-type]
+        if self.training:
+            # Widths that are not tracked use the batch's own statistics and leave no trace.
+            if entry is None:
+                return None
+            entry.ready = True
+        elif entry is None or not entry.ready:
+            if not record.is_lenient:
+                raise record.missing()
+            return record.sliced(self, name)
+        tensor: Tensor = getattr(entry, name)
+        return tensor
+
+    return running
 
 
-class MissingStatisticsError(AnywidthError):
-    """A width is evaluated whose batch-norm statistics are not known."""
-
-
-def _uncalibrated(
-    label: float | None, entry: Statistics | None, entries: Iterable[Statistics]
-) -> MissingStatisticsError:
-    known = sorted(e.label for e in entries if e.ready and e.label is not None)
-    width = "this configuration" if label is None else f"width {label}"
-    was_known = entry is not None and bool(entry.num_batches_tracked > 0)
-    return MissingStatisticsError(
-        f"batch norm has no statistics for {width}: calibrated are the full width"
-        + (f" and {known}" if known else " alone")
-        + ("; what it had was of the weights before load_state_dict" if was_known else "")
-        + f". Call anywidth.calibrate(model, loader, widths=[{label if label else 'config'}]) first"
-    )
-
-
-def _loading_statistics(plain: type[nn.Module]) -> Callable[..., None]:
+def loading_statistics(plain: type[nn.Module]) -> Callable[..., None]:
     """Loads a norm; where it gets other statistics, those of narrower widths hold no longer.
 
     They are of the weights before, and would be wrong in silence. The same weights loaded again
@@ -206,16 +230,17 @@ def _loading_statistics(plain: type[nn.Module]) -> Callable[..., None]:
     """
 
     def load(self: nn.Module, *arguments: Any) -> None:
-        state, names = self.__dict__, ("running_mean", "running_var")
+        record: NormRecord = self.__dict__[RECORD]
+        names = ("running_mean", "running_var")
         held = [self._buffers[name] for name in names]
         values = [None if tensor is None else tensor.clone() for tensor in held]
-        is_full, state["_is_full"] = state["_is_full"], True  # a state_dict is of the full width
+        is_full, record.is_full = record.is_full, True  # a state_dict is of the full width
         try:
             plain._load_from_state_dict(self, *arguments)
         finally:
-            state["_is_full"] = is_full
+            record.is_full = is_full
         if not all(_is_same(self._buffers[n], v) for n, v in zip(names, values, strict=True)):
-            for entry in state["_bank"].values():
+            for entry in record.bank.values():
                 entry.ready = False
 
     return load
@@ -226,13 +251,3 @@ def _is_same(tensor: Tensor | None, value: Tensor | None) -> bool:
         return tensor is value
     is_comparable = tensor.device == value.device and not tensor.is_meta
     return is_comparable and tensor.dtype == value.dtype and torch.equal(tensor, value)
-
-
-def norm_values(
-    module: nn.Module, config: ChannelConfig, is_full: bool, label: float | None
-) -> dict[str, Any]:
-    """What `set_width` writes into a batch norm, besides its cuts."""
-    entry: Statistics | None = module.__dict__["_bank"].get(config)
-    if entry is not None and entry.label is None:
-        entry.label = label
-    return {"_config": config, "_is_full": is_full, "_label": label}

@@ -9,10 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from anywidth.errors import AnywidthError
-from anywidth.planning.cuts import STATE, cut, cut_name, held_tensor, scale_name
+from anywidth.planning.cuts import Cut, cut, cut_size, held_tensor
 from anywidth.planning.groups import Axis, Plan, Segment
-from anywidth.slimming.layers import VIEWS, is_narrowed
-from anywidth.slimming.norm_statistics import is_switched_norm, norm_values
+from anywidth.slimming.layers import is_narrowed
+from anywidth.slimming.norm_statistics import norm_records
+from anywidth.slimming.record import record_of
 from anywidth.width import ChannelConfig, Width
 
 # Widths and configurations remembered at most: continuous or nonuniform training draws new ones
@@ -20,9 +21,12 @@ from anywidth.width import ChannelConfig, Width
 MOST_WIDTHS = 4096
 MOST_CONFIGS = 512
 
+# What one module gets at a configuration: its record's cuts and scales, and its attributes.
+Values = tuple[dict[str, dict[int, Cut]], dict[str, float], dict[str, Any]]
+
 
 class SlimmableState:
-    """Kept on the root module under an attribute; never part of `state_dict`."""
+    """Kept in the record of the root module; never part of `state_dict`."""
 
     def __init__(self, plan: Plan, average_outputs: bool) -> None:
         self.plan = plan
@@ -32,13 +36,17 @@ class SlimmableState:
         self._configs: dict[float, ChannelConfig] = {}
         self._lattices: dict[int | None, list[ChannelConfig]] = {}
         self._layout: Layout | None = None
-        self._values: dict[ChannelConfig, list[dict[str, Any]]] = {}
+        self._values: dict[ChannelConfig, list[Values]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SlimmableState:
         # The layout points at the modules of the original.
         copy = SlimmableState(deepcopy(self.plan), self.average_outputs)
         copy.config, copy.width = self.config, self.width
         return copy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rest = {"config": self.config, "width": self.width}
+        return SlimmableState, (self.plan, self.average_outputs), rest
 
     def resolve(self, width: Width) -> ChannelConfig:
         if isinstance(width, ChannelConfig):
@@ -66,14 +74,7 @@ class SlimmableState:
                 self._values.clear()
             self._values[config] = self._layout.values(config)
         label = self.plan.widths.fraction(width) if isinstance(width, Real) else None
-        is_full = config == self.plan.full
-        for module, values in zip(self._layout.modules, self._values[config], strict=True):
-            attributes = module.__dict__
-            attributes.update(values)
-            if VIEWS in attributes:
-                attributes[VIEWS].clear()
-            if is_switched_norm(module):
-                attributes.update(norm_values(module, config, is_full, label))
+        self._layout.write(self._values[config], config, config == self.plan.full, label)
         self.config, self.width = config, width
 
     def set_full(self, model: nn.Module) -> None:
@@ -91,65 +92,84 @@ class SlimmableState:
 
 def state_of(model: nn.Module) -> SlimmableState:
     """The state of a converted network; a clear error for any other."""
-    state = model.__dict__.get(STATE) if isinstance(model, nn.Module) else None
+    state = _state(model)
     if state is None:
         hint = ": call anywidth.slimmable(model, plan) first"
         for name in ("module", "_orig_mod"):  # DistributedDataParallel's, torch.compile's
-            inner = getattr(model, name, None)
-            if isinstance(inner, nn.Module) and STATE in inner.__dict__:
+            if _state(getattr(model, name, None)) is not None:
                 hint = f"; it wraps a converted network: pass model.{name}"
         raise AnywidthError(f"{type(model).__name__} has not been converted{hint}")
-    assert isinstance(state, SlimmableState)
     return state
 
 
+def _state(model: Any) -> SlimmableState | None:
+    record = record_of(model) if isinstance(model, nn.Module) else None
+    return None if record is None else record.network
+
+
 class Layout:
-    """Where a network's widths are written: its modules, and the axes their attributes follow."""
+    """Where a network's widths are written: records, and attributes such as `in_channels`."""
 
     def __init__(self, model: nn.Module, plan: Plan, average_outputs: bool) -> None:
         self.plan = plan
         self._axes: dict[tuple[Segment, ...], int] = {}
-        # For each module: (attribute, axis) pairs of each kind.
-        self._cuts: dict[nn.Module, list[tuple[str, int]]] = {}
+        # For each module, the number of an axis by tensor and axis, tensor, and attribute.
+        self._cuts: dict[nn.Module, dict[str, dict[int, int]]] = {}
+        self._scales: dict[nn.Module, dict[str, int]] = {}
         self._sizes: dict[nn.Module, list[tuple[str, int, int | None]]] = {}
-        self._factors: dict[nn.Module, list[tuple[str, int]]] = {}
         for name, owner, key in tensor_owners(model, plan):
-            for index, axis in enumerate(plan.tensors[name]):
-                if axis is not None:
-                    self._cuts.setdefault(owner, []).append((cut_name(key, index), self._id(axis)))
-            if average_outputs and name in plan.inputs:
-                inputs = input_axis(plan, name)
-                if inputs is not None:
-                    self._factors.setdefault(owner, []).append((scale_name(key), self._id(inputs)))
+            axes = enumerate(plan.tensors[name])
+            elastic = {index: self._id(axis) for index, axis in axes if axis is not None}
+            self._cuts.setdefault(owner, {})[key] = elastic
+            inputs = input_axis(plan, name) if average_outputs and name in plan.inputs else None
+            if inputs is not None:
+                self._scales.setdefault(owner, {})[key] = self._id(inputs)
         for slot in plan.attributes:
             module = model.get_submodule(slot.module)
             entry = (slot.attribute, self._id(slot.axis), slot.index)
             self._sizes.setdefault(module, []).append(entry)
-        norms = [module for module in model.modules() if is_switched_norm(module)]
-        self.modules = list(dict.fromkeys([*self._cuts, *self._sizes, *self._factors, *norms]))
+        narrowed = [module for module in self._cuts if is_narrowed(module)]
+        self._modules = list(dict.fromkeys([*narrowed, *self._sizes]))
+        self._norms = norm_records(model).values()
         self._full = [plan.axis_size(axis, plan.full) for axis in self._axes]
 
     def _id(self, axis: tuple[Segment, ...]) -> int:
         return self._axes.setdefault(axis, len(self._axes))
 
-    def values(self, config: ChannelConfig) -> list[dict[str, Any]]:
-        """For each of `modules`, the attributes it gets at a configuration."""
+    def values(self, config: ChannelConfig) -> list[Values]:
+        """What each module gets at a configuration, for `write`."""
         cuts = [cut(self.plan, axis, config) for axis in self._axes]
-        sizes = [c if isinstance(c, int) else sum(length for _, length in c) for c in cuts]
-        found: list[dict[str, Any]] = []
-        for module in self.modules:
-            values: dict[str, Any] = {name: cuts[axis] for name, axis in self._cuts.get(module, ())}
-            for name, axis in self._factors.get(module, ()):
-                values[name] = self._full[axis] / sizes[axis]
+        sizes = [cut_size(cut) for cut in cuts]
+        found: list[Values] = []
+        for module in self._modules:
+            tensors, scaled = self._cuts.get(module, {}), self._scales.get(module, {})
+            attributes: dict[str, Any] = {}
             for name, axis, index in self._sizes.get(module, ()):
-                if index is None:
-                    values[name] = sizes[axis]
-                else:
-                    whole = list(values.get(name, getattr(module, name)))
-                    whole[index] = sizes[axis]
-                    values[name] = tuple(whole)
-            found.append(values)
+                whole: Any = sizes[axis]
+                if index is not None:
+                    parts = list(attributes.get(name, getattr(module, name)))
+                    parts[index] = sizes[axis]
+                    whole = tuple(parts)
+                attributes[name] = whole
+            found.append(
+                (
+                    {key: {i: cuts[axis] for i, axis in ax.items()} for key, ax in tensors.items()},
+                    {key: self._full[axis] / sizes[axis] for key, axis in scaled.items()},
+                    attributes,
+                )
+            )
         return found
+
+    def write(
+        self, values: list[Values], config: ChannelConfig, is_full: bool, label: float | None
+    ) -> None:
+        for module, (cuts, scales, attributes) in zip(self._modules, values, strict=True):
+            record = record_of(module)
+            if record is not None:
+                record.set(cuts, scales)
+            module.__dict__.update(attributes)
+        for norm in self._norms:
+            norm.switch(config, is_full, label)
 
 
 def input_axis(plan: Plan, name: str) -> Axis:

@@ -6,15 +6,14 @@ statistics (`track_statistics`). Here each switch gets its own scale and bias to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
 from anywidth.errors import AnywidthError
 from anywidth.slimming.convert import at_width
-from anywidth.slimming.layers import PRIVATE_AFFINE
-from anywidth.slimming.norm_statistics import is_switched_norm
+from anywidth.slimming.layers import PRIVATE_AFFINE, dress
+from anywidth.slimming.norm_statistics import norm_records
 from anywidth.slimming.state import state_of
 from anywidth.width import Width
 
@@ -36,14 +35,19 @@ def add_private_affine(model: nn.Module, switches: Sequence[Width]) -> None:
     state = state_of(model)
     configs = [state.resolve(width) for width in switches]
     narrow = [config for config in configs if config != state.plan.full]
-    norms = [
-        m
-        for m in model.modules()
-        if is_switched_norm(m) and m._parameters.get("weight") is not None
-    ]
+    norms = {
+        norm: record
+        for norm, record in norm_records(model).items()
+        if norm._parameters.get("weight") is not None
+    }
     if not norms:
         raise AnywidthError("this network has no batch norm with a scale, so there is none to add")
-    for norm in norms:
+    for norm, record in norms.items():
+        if hasattr(norm, PRIVATE_AFFINE):
+            raise AnywidthError(
+                f"{type(norm).__name__} has an attribute {PRIVATE_AFFINE!r} already, so it cannot "
+                "get private scales and biases under that name: rename it"
+            )
         sizes = []
         for config in narrow:
             with at_width(model, config):
@@ -51,28 +55,5 @@ def add_private_affine(model: nn.Module, switches: Sequence[Width]) -> None:
         like = norm._parameters["weight"]
         assert like is not None
         norm.add_module(PRIVATE_AFFINE, PrivateAffine(sizes, like.detach()))
-        norm.__dict__["_switches"] = {config: i for i, config in enumerate(narrow)}
-        norm.__class__ = _private_class(type(norm))  # type: ignore[arg-type]
-
-
-@cache
-def _private_class(shared: type[nn.Module]) -> type[nn.Module]:
-    members = {"__module__": shared.__module__, "__qualname__": shared.__qualname__}
-    for name in ("weight", "bias"):
-        members[name] = property(_private(name, shared))  # type: ignore[assignment]
-    return type(shared.__name__, (shared,), members)
-
-
-def _private(name: str, shared: type[nn.Module]) -> Callable[[nn.Module], Tensor | None]:
-    narrowed = getattr(shared, name, None)
-
-    def private(self: nn.Module) -> Tensor | None:
-        index = self.__dict__["_switches"].get(self.__dict__["_config"])
-        if index is None:
-            # A norm whose channels are the same at all widths has no active part.
-            return self._parameters[name] if narrowed is None else narrowed.fget(self)
-        held = getattr(self._modules[PRIVATE_AFFINE], name)
-        own: Tensor = held[index]
-        return own
-
-    return private
+        record.switches = {config: i for i, config in enumerate(narrow)}
+        dress(norm)

@@ -19,18 +19,20 @@ from anywidth.errors import AnywidthError
 from anywidth.modes import evaluating
 from anywidth.slimming.convert import at_width, set_width
 from anywidth.slimming.norm_statistics import (
+    RUNNING,
+    NormRecord,
     Statistics,
-    is_switched_norm,
     new_statistics,
-    sliced_statistics,
+    norm_record,
+    norm_records,
     tracked_statistics,
 )
-from anywidth.slimming.state import SlimmableState, check_layers, state_of
+from anywidth.slimming.state import check_layers, state_of
 from anywidth.training.calibration_batches import calibration_batches, samples_in
 from anywidth.width import ChannelConfig, Width, is_number, whole_number, width_list
 
 Method = Literal["exact", "moving"]
-_TENSORS = ("running_mean", "running_var", "num_batches_tracked")
+Norms = Mapping[nn.Module, NormRecord]
 
 
 def calibrate(
@@ -80,7 +82,7 @@ def calibrate(
     for width in width_list(widths, "calibrate"):
         named = state.plan.widths.fraction(width) if isinstance(width, float) else None
         labels[state.resolve(width)] = named
-    norms = [module for module in model.modules() if is_switched_norm(module)]
+    norms = norm_records(model)
     mine = list(labels)[rank() :: world_size()]
     fresh = {
         key: entry
@@ -116,14 +118,17 @@ def calibrate(
             raise AnywidthError("calibrate() got no data: the loader is empty")
     _share(model, norms, labels, mine, fresh)
     _check_finite(model, labels, fresh)
-    for config, norm in itertools.product(labels, norms):
+    for config, (norm, record) in itertools.product(labels, norms.items()):
         entry = fresh[norm, config]
         if not entry.num_batches_tracked:  # a head that only training has, say
-            if config == state.plan.full or _is_ready(norm, config):
+            if config == state.plan.full or record.is_ready(config):
                 continue
-            _slice_statistics(model, norm, config, entry)
+            _slice_statistics(model, norm, record, config, entry)
         entry.ready = True
-        _keep(state, norm, config, entry)
+        if config == state.plan.full:
+            _put_into_buffers(norm, entry)
+        else:
+            record.file(config, entry)
 
 
 def calibrated_widths(model: nn.Module) -> list[Width]:
@@ -133,12 +138,10 @@ def calibrated_widths(model: nn.Module) -> list[Width]:
     """
     plan = state_of(model).plan
     full: Width = 1.0 if plan.widths.high == 1.0 else plan.full
-    for module in model.modules():
-        if is_switched_norm(module):
-            bank: dict[ChannelConfig, Statistics] = module.__dict__["_bank"]
-            ready = [(c, e) for c, e in bank.items() if e.ready]
-            named = sorted(e.label for _, e in ready if e.label is not None)
-            return [*named, *(c for c, e in ready if e.label is None), full]
+    for record in norm_records(model).values():
+        ready = [(c, e) for c, e in record.bank.items() if e.ready]
+        named = sorted(e.label for _, e in ready if e.label is not None)
+        return [*named, *(c for c, e in ready if e.label is None), full]
     return []
 
 
@@ -148,65 +151,41 @@ def is_full_width_new(model: nn.Module) -> bool:
     So they stay where training leaves the full width out. Files of old networks do not count
     batches, but have means.
     """
-    for norm in model.modules():
-        if is_switched_norm(norm):
-            mean, batches = norm._buffers["running_mean"], norm._buffers["num_batches_tracked"]
-            counted = batches is not None and bool(batches > 0)
-            return not counted and mean is not None and not bool(mean.any())
+    for norm in norm_records(model):
+        mean, batches = norm._buffers["running_mean"], norm._buffers["num_batches_tracked"]
+        counted = batches is not None and bool(batches > 0)
+        return not counted and mean is not None and not bool(mean.any())
     return False
 
 
-def _is_ready(norm: nn.Module, config: ChannelConfig) -> bool:
-    entry: Statistics | None = norm.__dict__["_bank"].get(config)
-    return entry is not None and entry.ready
-
-
 def _slice_statistics(
-    model: nn.Module, norm: nn.Module, config: ChannelConfig, entry: Statistics
+    model: nn.Module, norm: nn.Module, record: NormRecord, config: ChannelConfig, entry: Statistics
 ) -> None:
     """Gives a norm that no pass ran the first of the full width's statistics."""
     with at_width(model, config):
         for name in ("running_mean", "running_var"):
-            values = sliced_statistics(norm, name)
+            values = record.sliced(norm, name)
             if values is not None:
                 getattr(entry, name).copy_(values)
 
 
-def _keep(state: SlimmableState, norm: nn.Module, config: ChannelConfig, entry: Statistics) -> None:
-    if config == state.plan.full:
-        # The full width's statistics are the buffers that `state_dict` holds.
-        for name in _TENSORS:
-            buffer = norm._buffers[name]
-            if buffer is not None:
-                buffer.copy_(getattr(entry, name))
-    else:
-        _file(norm, config, entry)
-
-
-def _file(norm: nn.Module, config: ChannelConfig, entry: Statistics) -> None:
-    """Into the tensors that are there already: a captured CUDA graph writes to those."""
-    bank: dict[ChannelConfig, Statistics] = norm.__dict__["_bank"]
-    known = bank.get(config)
-    if known is None:
-        bank[config] = entry
-        return
-    for name in _TENSORS:
-        getattr(known, name).copy_(getattr(entry, name))
-    known.label, known.ready = entry.label, entry.ready
+def _put_into_buffers(norm: nn.Module, entry: Statistics) -> None:
+    """The full width's statistics are the buffers that `state_dict` holds."""
+    for name in RUNNING:
+        buffer = norm._buffers[name]
+        if buffer is not None:
+            buffer.copy_(getattr(entry, name))
 
 
 def _empty(
-    model: nn.Module, norms: Sequence[nn.Module], config: ChannelConfig, label: float | None
+    model: nn.Module, norms: Norms, config: ChannelConfig, label: float | None
 ) -> dict[tuple[nn.Module, ChannelConfig], Statistics]:
     with at_width(model, config):
-        return {
-            (norm, config): new_statistics(norm, int(norm.num_features), label)  # type: ignore[arg-type]
-            for norm in norms
-        }
+        return {(norm, config): new_statistics(norm, label) for norm in norms}
 
 
 @contextlib.contextmanager
-def _only_norms_training(model: nn.Module, norms: Sequence[nn.Module]) -> Iterator[None]:
+def _only_norms_training(model: nn.Module, norms: Norms) -> Iterator[None]:
     momenta = [norm.momentum for norm in norms]
     width = state_of(model).width
     with evaluating(model):
@@ -222,28 +201,27 @@ def _only_norms_training(model: nn.Module, norms: Sequence[nn.Module]) -> Iterat
 
 @contextlib.contextmanager
 def _writing_to(
-    norms: Sequence[nn.Module],
+    norms: Norms,
     fresh: Mapping[tuple[nn.Module, ChannelConfig], Statistics],
     full_config: ChannelConfig,
 ) -> Iterator[None]:
     """Points every norm at the new statistics while they are computed."""
-    before = [(norm.__dict__["_bank"], dict(norm._buffers)) for norm in norms]
-    for norm in norms:
-        entries = {config: entry for (owner, config), entry in fresh.items() if owner is norm}
-        norm.__dict__["_bank"] = entries
-        full = entries.get(full_config)
+    before = [(record.bank, dict(norm._buffers)) for norm, record in norms.items()]
+    for norm, record in norms.items():
+        record.bank = {config: entry for (owner, config), entry in fresh.items() if owner is norm}
+        full = record.bank.get(full_config)
         if full is not None:
-            norm._buffers.update({name: getattr(full, name) for name in _TENSORS})
+            norm._buffers.update({name: getattr(full, name) for name in RUNNING})
     try:
         yield
     finally:
-        for norm, (bank, buffers) in zip(norms, before, strict=True):
-            norm.__dict__["_bank"] = bank
+        for (norm, record), (bank, buffers) in zip(norms.items(), before, strict=True):
+            record.bank = bank
             norm._buffers.update(buffers)
 
 
 @contextlib.contextmanager
-def _counting_batches(norms: Sequence[nn.Module]) -> Iterator[None]:
+def _counting_batches(norms: Norms) -> Iterator[None]:
     """Has instance norms count what they see, as batch norms do by themselves."""
 
     def count(norm: nn.Module, arguments: tuple[Tensor, ...]) -> None:
@@ -269,7 +247,7 @@ class _RepeatedNorms:
     def __init__(self, momentum: float | None) -> None:
         self._momentum = momentum
         self._hooks: list[RemovableHandle] = []
-        self._seen: dict[tuple[nn.Module, ChannelConfig], int] = {}
+        self._seen: dict[tuple[nn.Module, ChannelConfig | None], int] = {}
 
     def __enter__(self) -> _RepeatedNorms:
         return self
@@ -278,14 +256,16 @@ class _RepeatedNorms:
         for hook in self._hooks:
             hook.remove()
 
-    def found(self, norms: Sequence[nn.Module]) -> bool:
+    def found(self, norms: Norms) -> bool:
         """Whether there are any; to be asked after the first pass."""
         repeated = [norm for norm in norms if int(norm.num_batches_tracked) > 1]  # type: ignore[arg-type]
         self._hooks = [norm.register_forward_pre_hook(self._weigh) for norm in repeated]
         return bool(repeated)
 
     def _weigh(self, norm: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        key = norm, norm.__dict__["_config"]
+        record = norm_record(norm)
+        assert record is not None
+        key = norm, record.config
         values = arguments[0].numel() // arguments[0].shape[1]
         before = self._seen.get(key, 0)
         self._seen[key] = before + values
@@ -297,7 +277,7 @@ class _RepeatedNorms:
 
 def _share(
     model: nn.Module,
-    norms: Sequence[nn.Module],
+    norms: Norms,
     labels: Mapping[ChannelConfig, float | None],
     mine: Sequence[ChannelConfig],
     fresh: dict[tuple[nn.Module, ChannelConfig], Statistics],
@@ -307,8 +287,8 @@ def _share(
         if config not in mine:
             fresh |= _empty(model, norms, config, labels[config])
         for norm in norms:
-            for name in _TENSORS:
-                dist.broadcast(getattr(fresh[norm, config], name), src=number % world_size())
+            for tensor in fresh[norm, config].tensors():
+                dist.broadcast(tensor, src=number % world_size())
 
 
 def _check_finite(
@@ -340,20 +320,19 @@ def statistics_to_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str
     order: dict[ChannelConfig, int] = {}
     widths: list[dict[str, Any]] = []
     for path, module in model.named_modules():
-        if not is_switched_norm(module):
-            continue
-        for config, entry in module.__dict__["_bank"].items():
+        record = norm_record(module)
+        for config, entry in {} if record is None else record.bank.items():
             if config not in order:
                 order[config] = len(order)
                 label, ready = entry.label, entry.ready
                 widths.append({"width": label, "ready": ready, "channels": config.to_json()})
-            for name in _TENSORS:
+            for name in RUNNING:
                 tensors[f"{order[config]}/{path}.{name}"] = getattr(entry, name)
     return tensors, {"widths": json.dumps(widths)}
 
 
-# (norm, configuration, what it is to know of that)
-Loaded = list[tuple[nn.Module, ChannelConfig, Statistics]]
+# (a norm's record, configuration, what it is to know of that)
+Loaded = list[tuple[NormRecord, ChannelConfig, Statistics]]
 
 
 def load_statistics(
@@ -377,15 +356,16 @@ def read_statistics(
         labels = [(entry["width"], entry["ready"]) for entry in widths]
     except (KeyError, TypeError, ValueError) as error:
         raise AnywidthError(f"these are not batch-norm statistics of anywidth: {error}") from error
-    norms = {path: m for path, m in model.named_modules() if is_switched_norm(m)}
+    norms = norm_records(model)
+    paths = {module: path for path, module in model.named_modules()}
     loaded: Loaded = []
     for number, config in enumerate(configs):
         state.plan.check(config)
-        expected = _empty(model, list(norms.values()), config, None)
-        for path, norm in norms.items():
-            statistics = expected[norm, config]
+        expected = _empty(model, norms, config, None)
+        for norm, record in norms.items():
+            path, statistics = paths[norm], expected[norm, config]
             statistics.label, statistics.ready = labels[number]
-            for name in _TENSORS:
+            for name in RUNNING:
                 given, held = tensors.get(f"{number}/{path}.{name}"), getattr(statistics, name)
                 if given is None:
                     raise AnywidthError(f"statistics of {path!r} are missing for {config}")
@@ -395,19 +375,17 @@ def read_statistics(
                         f"{tuple(given.shape)}, expected {tuple(held.shape)}"
                     )
                 held.copy_(given)
-            loaded.append((norm, config, statistics))
+            loaded.append((record, config, statistics))
     return loaded
 
 
 def put_statistics(model: nn.Module, loaded: Loaded) -> None:
     configs = {config for _, config, _ in loaded}
-    for norm in model.modules():
-        if is_switched_norm(norm):
-            bank = norm.__dict__["_bank"]
-            for config in set(bank) - configs:
-                del bank[config]
-    for norm, config, statistics in loaded:
-        _file(norm, config, statistics)
+    for record in norm_records(model).values():
+        for config in set(record.bank) - configs:
+            del record.bank[config]
+    for record, config, statistics in loaded:
+        record.file(config, statistics)
 
 
 def average_statistics(model: nn.Module) -> None:

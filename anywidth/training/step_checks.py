@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anywidth.errors import AnywidthError
-from anywidth.slimming.norm_statistics import MissingStatisticsError, is_switched_norm
+from anywidth.slimming.norm_statistics import MissingStatisticsError, norm_record
 from anywidth.training.distillation import Distill, WithTargets, ignoring, soft_cross_entropy
 
 # Losses whose second argument is of probabilities, which a network's output is not.
@@ -130,8 +130,8 @@ def frozen_norms_named(model: nn.Module) -> Iterator[None]:
     try:
         yield
     except MissingStatisticsError as error:
-        norms = [(path, m) for path, m in model.named_modules() if is_switched_norm(m)]
-        frozen = next((path for path, norm in norms if not norm.training), None)
+        modules = model.named_modules()
+        frozen = next((path for path, m in modules if norm_record(m) and not m.training), None)
         if frozen is None:
             raise
         raise AnywidthError(

@@ -13,6 +13,7 @@ from torch import nn
 
 import anywidth as aw
 from anywidth.files import load_tensors, save_tensors
+from anywidth.slimming.norm_statistics import tracked_statistics
 from anywidth.slimming.switchable import add_private_affine
 
 WIDTHS = [0.25, 0.5, 0.75, 1.0]
@@ -42,8 +43,7 @@ def assert_same(model: nn.Module, other: nn.Module) -> None:
 
 
 def everything(model: nn.Module) -> list[torch.Tensor]:
-    banks = [m.__dict__["_bank"] for m in model.modules() if "_bank" in m.__dict__]
-    means = [entry.running_mean for bank in banks for entry in bank.values()]
+    means = [entry.running_mean for entry in tracked_statistics(model)]
     return [tensor.clone() for tensor in [*model.state_dict().values(), *means]]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import pickle
 from dataclasses import replace
 
 import pytest
@@ -203,13 +202,9 @@ def test_copies_are_independent(x: Tensor) -> None:
     assert state_of(other).plan is not state_of(model).plan
 
 
-def test_pickling_names_the_call_that_saves(x: Tensor) -> None:
+def test_shallow_copies_and_checkpoints_at_a_narrow_width(x: Tensor) -> None:
     model = convert(network(), x).eval()
     aw.set_width(model, 0.5)
-    with pytest.raises(aw.AnywidthError, match=r"anywidth\.save"):
-        pickle.dumps(model)
-    with pytest.raises(aw.AnywidthError, match=r"anywidth\.save"):
-        torch.save(model, io.BytesIO())
     shallow = copy.copy(model[0])
     assert type(shallow) is type(model[0])
     assert shallow.weight.data_ptr() == model[0].weight.data_ptr()

@@ -157,7 +157,8 @@ def test_training_tracks_the_ends_and_leaves_other_widths_alone() -> None:
 
 def test_new_statistics_are_those_of_a_new_norm() -> None:
     model = convert(image_chain(nn.BatchNorm2d(16)), torch.randn(IMAGE))
-    entry, fresh = new_statistics(model[1], 5, 0.3), nn.BatchNorm2d(5)
+    with aw.at_width(model, 0.5):
+        entry, fresh = new_statistics(model[1], 0.5), nn.BatchNorm2d(8)
     assert torch.equal(entry.running_mean, fresh.running_mean)
     assert torch.equal(entry.running_var, fresh.running_var)
     assert not entry.ready

@@ -13,6 +13,7 @@ from torch import nn
 
 import anywidth as aw
 from anywidth.app.tasks.classification.task import ClassificationSettings, build_model, sampling_of
+from anywidth.planning.cuts import is_converted
 from anywidth.slimming.convert import track_statistics
 from anywidth.slimming.switchable import add_private_affine
 from anywidth.training.calibration import load_statistics, statistics_to_tensors
@@ -97,7 +98,7 @@ def test_extraction_takes_the_private_scale_and_leaves_no_trace(fold: bool) -> N
             torch.testing.assert_close(small(images), model(images), atol=1e-5, rtol=1e-5)
         assert not any("private" in name for name in small.state_dict())
         assert not any("private" in name for name, _ in small.named_modules())
-        assert not any("_switches" in module.__dict__ for module in small.modules())
+        assert not is_converted(small)
         assert all(type(m).__module__.startswith("torch.nn") for m in small.modules())
         if not fold:
             channels = int(16 * width)

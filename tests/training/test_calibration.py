@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import anywidth as aw
 from anywidth.slimming.convert import track_statistics
-from anywidth.slimming.norm_statistics import Statistics, buffers_kept
+from anywidth.slimming.norm_statistics import Statistics, buffers_kept, norm_records
 from anywidth.training.calibration import is_full_width_new, statistics_to_tensors
 
 
@@ -57,8 +57,7 @@ def exact(model: nn.Module, batches: Sequence[Tensor], channels: tuple[int, int]
 
 
 def bank_of(model: nn.Module, config: aw.ChannelConfig) -> list[Statistics]:
-    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
-    return [norm.__dict__["_bank"][config] for norm in norms]
+    return [record.bank[config] for record in norm_records(model).values()]
 
 
 def channels_of(config: aw.ChannelConfig) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from anywidth.errors import AnywidthError
 from anywidth.files import read_json, write_json
 from anywidth.measuring.spectra import Spectrum, spectrum
 from anywidth.slimming.convert import plan_of
-from anywidth.slimming.norm_statistics import is_switched_norm
+from anywidth.slimming.norm_statistics import norm_records
 from anywidth.training.calibration import calibrated_widths, is_full_width_new
 from anywidth.width import Width
 
@@ -130,7 +130,7 @@ def check_calibrated(trained: Trained, width: float) -> None:
 
 def has_statistics(model: nn.Module) -> bool:
     """Whether there is batch norm, whose statistics every width has its own of."""
-    return any(is_switched_norm(module) for module in model.modules())
+    return bool(norm_records(model))
 
 
 def widths_to_calibrate(trained: Trained, widths: Sequence[float]) -> list[float]:

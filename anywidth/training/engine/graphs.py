@@ -22,7 +22,7 @@ from anywidth.slimming.convert import at_width
 from anywidth.slimming.norm_statistics import (
     Statistics,
     buffers_kept,
-    is_switched_norm,
+    norm_records,
     tracked_statistics,
 )
 from anywidth.training.engine.capture import CaptureError, CudaCapture
@@ -180,8 +180,7 @@ class GraphEngine:
         self.parameters = [p for p in self.all_parameters if p.requires_grad]
         for parameter in self.all_parameters:
             parameter.grad = None
-        norms = [module for module in self.model.modules() if is_switched_norm(module)]
-        self.bank = norms[0].__dict__["_bank"] if norms else {}
+        self.bank = next((r.bank for r in norm_records(self.model).values()), {})
         self.batch = map_tensors(_buffer_like, batch)
         self.sums = [torch.zeros_like(p) for p in self.parameters]
         self.weight = torch.ones((), device=self.all_parameters[0].device)

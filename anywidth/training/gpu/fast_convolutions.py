@@ -9,9 +9,19 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from anywidth.errors import AnywidthError
-from anywidth.planning.cuts import cut_name, scale_name
+from anywidth.planning.cuts import RECORD
+from anywidth.slimming.record import Record
 from anywidth.training.gpu import kernels
-from anywidth.training.gpu.fast_paths import DEFERRED, PARTIAL, are_watched, leave, reach, take
+from anywidth.training.gpu.fast_paths import (
+    DEFERRED,
+    PARTIAL,
+    are_watched,
+    fast_path,
+    leave,
+    reach,
+    slowly,
+    take,
+)
 from anywidth.training.gpu.kernels.eligibility import STEM_INPUT_CHANNELS, STEM_KERNEL_SIZE, STRIDES
 from anywidth.training.gpu.kernels.shared_buffers import cast_weight, gradient_sum
 
@@ -64,10 +74,9 @@ def _is_plain(module: nn.Conv2d) -> bool:
 def depthwise_forward(self: Any, x: Tensor) -> Tensor:
     """A depthwise convolution's forward; it may do the norm before it on the way."""
     if not reach(x):
-        slow: Tensor = self._slow_forward(x)
-        return slow
-    deferred = take(x, DEFERRED)
-    if deferred is None and self.__dict__.get("_awaits"):
+        return slowly(self, x)
+    deferred, path = take(x, DEFERRED), fast_path(self)
+    if deferred is None and path is not None and path.awaits:
         raise AnywidthError(
             f"a depthwise convolution of {self.in_channels} channels was to be given the output of "
             "the batch norm before it, but got another tensor. The network does something in "
@@ -76,8 +85,7 @@ def depthwise_forward(self: Any, x: Tensor) -> Tensor:
         )
     x = x.contiguous(memory_format=torch.channels_last)
     if deferred is None and not is_taken(self, x):
-        result: Tensor = self._slow_forward(x)
-        return result
+        return slowly(self, x)
     made, partial = kernels.depthwise_conv2d_with_statistics(
         x, self._parameters["weight"], self.stride[0], self.padding[0], deferred, _is_measured(self)
     )
@@ -88,10 +96,10 @@ def depthwise_forward(self: Any, x: Tensor) -> Tensor:
 
 def stem_forward(self: Any, x: Tensor) -> Tensor:
     """A picture's convolution."""
-    state = self.__dict__
-    channels = state.get(cut_name("weight", 0))
+    record: Record = self.__dict__[RECORD]
+    channels = record.cut("weight", 0)
     weight, place = self._parameters["weight"], (self.stride[0], self.padding[0])
-    is_whole = state.get(cut_name("weight", 1)) is None and state.get(scale_name("weight"), 1) == 1
+    is_whole = record.cut("weight", 1) is None and record.scales.get("weight", 1) == 1
     if type(channels) is int and is_whole and reach(x):
         x = x.contiguous(memory_format=torch.channels_last)
         if kernels.supports_stem_conv2d(x, weight, channels, *place):
@@ -101,19 +109,19 @@ def stem_forward(self: Any, x: Tensor) -> Tensor:
             if partial is not None:
                 leave(made, PARTIAL, partial)
             return made
-    result: Tensor = self._slow_forward(x)
-    return result
+    return slowly(self, x)
 
 
 def _is_measured(convolution: Any) -> bool:
     """Whether a norm after a convolution takes statistics, and nothing comes between the two."""
-    after = convolution.__dict__.get("_norm_after")
+    path = fast_path(convolution)
+    after = None if path is None else path.norm_after
     return after is not None and after.training and not are_watched(convolution, after)
 
 
 def is_taken(convolution: Any, x: Tensor) -> bool:
     """Whether the kernel can convolve a tensor."""
-    is_cut = type(convolution.__dict__.get(cut_name("weight", 0))) is int
+    is_cut = type(convolution.__dict__[RECORD].cut("weight", 0)) is int
     return is_cut and kernels.supports_depthwise_conv2d(
         x, convolution._parameters["weight"], convolution.stride[0], convolution.padding[0]
     )
@@ -122,17 +130,16 @@ def is_taken(convolution: Any, x: Tensor) -> bool:
 def pointwise_forward(self: Any, x: Tensor) -> Tensor:
     """A pointwise convolution's forward."""
     if not reach(x):
-        result: Tensor = self._slow_forward(x)
-        return result
-    state = self.__dict__
+        return slowly(self, x)
+    record: Record = self.__dict__[RECORD]
     pixels = x.permute(0, 2, 3, 1)  # a view of channels-last memory
-    cuts = (state.get(cut_name("weight", 0)), state.get(cut_name("weight", 1)))
+    cuts = (record.cut("weight", 0), record.cut("weight", 1))
     weight = self._parameters["weight"]
     made = weight.shape[0] if cuts[0] is None else cuts[0]
     read = weight.shape[1] if cuts[1] is None else cuts[1]
-    is_plain = state.get(scale_name("weight"), 1.0) == 1.0 and self._parameters["bias"] is None
+    is_plain = record.scales.get("weight", 1.0) == 1.0 and self._parameters["bias"] is None
     if is_plain and isinstance(made, int) and isinstance(read, int):
-        result = _Pointwise.apply(pixels, weight, made, read)
+        result: Tensor = _Pointwise.apply(pixels, weight, made, read)
     else:
         result = nn.functional.linear(pixels, self.weight.flatten(1), self.bias)
     return result.permute(0, 3, 1, 2)

@@ -12,7 +12,7 @@ from torch import nn
 
 from anywidth.slimming.convert import plan_of
 from anywidth.slimming.layers import drop_fast_paths, is_narrowed
-from anywidth.slimming.norm_statistics import is_switched_norm
+from anywidth.slimming.norm_statistics import norm_record
 from anywidth.training.gpu import kernels
 from anywidth.training.gpu.fast_convolutions import (
     depthwise_forward,
@@ -23,7 +23,7 @@ from anywidth.training.gpu.fast_convolutions import (
     stem_forward,
 )
 from anywidth.training.gpu.fast_norms import defer, is_plain_norm, join, norm_forward
-from anywidth.training.gpu.fast_paths import give, has
+from anywidth.training.gpu.fast_paths import fast_path, give, has
 
 
 def use_kernels(model: nn.Module, enabled: bool = True) -> nn.Module:
@@ -35,10 +35,8 @@ def use_kernels(model: nn.Module, enabled: bool = True) -> nn.Module:
         drop_fast_paths(model)
         return model
     plan = plan_of(model)
-    for norm, activation in plan.activations:
-        join(model.get_submodule(norm), model.get_submodule(activation))
     for module in model.modules():
-        if not is_narrowed(module) or "_slow_class" in module.__dict__:
+        if not is_narrowed(module) or fast_path(module) is not None:
             continue
         if isinstance(module, nn.Conv2d) and type(module).forward is nn.Conv2d.forward:
             if is_depthwise(module):
@@ -47,15 +45,18 @@ def use_kernels(model: nn.Module, enabled: bool = True) -> nn.Module:
                 give(module, pointwise_forward)
             elif is_stem(module):
                 give(module, stem_forward)
-        elif is_plain_norm(module) and is_switched_norm(module):
+        elif is_plain_norm(module) and norm_record(module) is not None:
             give(module, norm_forward)
+    for norm, activation in plan.activations:
+        join(model.get_submodule(norm), model.get_submodule(activation))
     for norm, activation, convolution in plan.prologues:
         defer(*(model.get_submodule(path) for path in (norm, activation, convolution)))
     for layer, norm in plan.folds:
         maker, after = model.get_submodule(layer), model.get_submodule(norm)
-        measures = has(maker, depthwise_forward) or has(maker, stem_forward)
-        if measures and has(after, norm_forward):
-            maker.__dict__["_norm_after"] = after
+        path = fast_path(maker)
+        measures = path is not None and path.forward in (depthwise_forward, stem_forward)
+        if path is not None and measures and has(after, norm_forward):
+            path.norm_after = after
     return model
 
 

@@ -6,21 +6,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
-from anywidth.planning.cuts import cut_name
-from anywidth.slimming.layers import is_narrowed, only_normalises
+from anywidth.slimming.layers import only_normalises
+from anywidth.slimming.norm_statistics import norm_record
+from anywidth.slimming.record import plain_class
 from anywidth.training.gpu import kernels
 from anywidth.training.gpu.fast_convolutions import depthwise_forward, is_taken
 from anywidth.training.gpu.fast_paths import (
     DEFERRED,
     PARTIAL,
     are_watched,
+    fast_path,
     give,
     has,
     is_traced,
     leave,
     reach,
+    slowly,
     take,
 )
 
@@ -35,18 +37,19 @@ _DONE = "_is_activated"
 
 def join(norm: nn.Module, activation: nn.Module) -> None:
     """Lets a batch norm do the work of the activation that alone reads its output."""
-    kind = _ACTIVATIONS.get(_slow_class(activation))
-    if kind is not None and is_plain_norm(norm) and is_narrowed(norm):
-        if "_slow_class" not in activation.__dict__:
+    kind, path = _ACTIVATIONS.get(plain_class(activation)), fast_path(norm)
+    if kind is not None and path is not None and path.forward is norm_forward:
+        if fast_path(activation) is None:
             give(activation, _joined_forward)
-        norm.__dict__["_activation"] = (kind, activation)
+        path.activation = (kind, activation)
 
 
 def defer(norm: nn.Module, activation: nn.Module, convolution: nn.Module) -> None:
     """Lets a depthwise convolution do the work of the norm and activation that it alone reads."""
-    joined = norm.__dict__.get("_activation", ("none", None))[1]
-    if has(norm, norm_forward) and joined is activation and has(convolution, depthwise_forward):
-        norm.__dict__["_read_by"] = convolution
+    path = fast_path(norm)
+    joined = None if path is None or path.activation is None else path.activation[1]
+    if path is not None and joined is activation and has(convolution, depthwise_forward):
+        path.read_by = convolution
 
 
 def is_plain_norm(module: nn.Module) -> bool:
@@ -57,25 +60,24 @@ def is_plain_norm(module: nn.Module) -> bool:
 def norm_forward(self: Any, x: Tensor) -> Tensor:
     """A batch norm's forward; what it returns is activated already, or will be."""
     if not reach(x):
-        result: Tensor = self._slow_forward(x)
-        return result
-    partial = take(x, PARTIAL)
-    reader = self.__dict__.get("_read_by")
-    if reader is not None:
-        reader.__dict__["_awaits"] = False
+        return slowly(self, x)
+    partial, path = take(x, PARTIAL), fast_path(self)
+    assert path is not None
+    reader = path.read_by
+    reading = None if reader is None else fast_path(reader)
+    if reading is not None:
+        reading.awaits = False
     if not (self.training and _is_prefix(self)):
-        plain: Tensor = self._slow_forward(x)
-        return plain
-    kind, activation = self.__dict__.get("_activation", ("none", None))
+        return slowly(self, x)
+    kind, activation = path.activation or ("none", None)
     if activation is not None and are_watched(self, activation):
         kind = "none"
     norm = _norm(self, kind)
     x = x.contiguous(memory_format=torch.channels_last)
     if self.momentum is None or not kernels.supports_batch_norm_act(x, norm):
-        slow: Tensor = self._slow_forward(x)
-        return slow
-    if kind != "none" and reader is not None and _can_defer(reader, x):
-        reader.__dict__["_awaits"] = True
+        return slowly(self, x)
+    if kind != "none" and reader is not None and reading is not None and _can_defer(reader, x):
+        reading.awaits = True
         done = x.view_as(x)
         leave(done, DEFERRED, kernels.deferred_norm(x, norm, partial))
     else:
@@ -103,22 +105,16 @@ def _can_defer(reader: nn.Module, x: Tensor) -> bool:
     return not (is_cast or kernels.has_few_pixels(x) or are_watched(reader)) and is_taken(reader, x)
 
 
-def _slow_class(module: nn.Module) -> Any:
-    return module.__dict__.get("_slow_class", type(module))
-
-
 def _joined_forward(self: Any, x: Tensor) -> Tensor:
     """Passes on what the norm before it has activated; a module may be called elsewhere too."""
     if not is_traced() and x.__dict__.pop(_DONE, False):
         return x
-    result: Tensor = self._slow_forward(x)
-    return result
+    return slowly(self, x)
 
 
-def _is_prefix(norm: _NormBase) -> bool:
+def _is_prefix(norm: nn.Module) -> bool:
     """The kernel takes the first channels; joined stretches and private scales go the slow way."""
-    return (
-        norm._parameters.get("weight") is not None
-        and type(norm.__dict__.get(cut_name("weight", 0))) is int
-        and "_switches" not in norm.__dict__
-    )
+    record = norm_record(norm)
+    if record is None or record.switches is not None or norm._parameters.get("weight") is None:
+        return False
+    return type(record.cut("weight", 0)) is int

@@ -6,12 +6,14 @@ tensor between them: a norm that is yet to be done, or statistics that were take
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from anywidth.planning.cuts import RECORD
+from anywidth.slimming.layers import dress
+from anywidth.slimming.record import FastPath, Record, record_of
 from anywidth.training.gpu import kernels
 
 DEFERRED = "_deferred_norm"
@@ -20,25 +22,27 @@ PARTIAL = "_partial_statistics"
 
 def give(module: nn.Module, forward: Any) -> None:
     """Gives a module another forward; `layers.drop_fast_paths` takes it away again."""
-    slow: Any = type(module)
-    module.__dict__["_slow_class"] = slow
-    module.__class__ = _fast_class(slow, forward)
+    record = module.__dict__.setdefault(RECORD, Record(type(module)))
+    record.fast = FastPath(forward)
+    dress(module)
+
+
+def fast_path(module: nn.Module) -> FastPath | None:
+    """What a module was given in `give`; None without."""
+    record = record_of(module)
+    return None if record is None else record.fast
 
 
 def has(module: nn.Module, forward: Any) -> bool:
     """Whether a module was given this forward."""
-    return getattr(type(module), "forward", None) is forward
+    path = fast_path(module)
+    return path is not None and path.forward is forward
 
 
-@cache
-def _fast_class(slow: Any, forward: Any) -> type[nn.Module]:
-    members = {
-        "__module__": slow.__module__,
-        "__qualname__": slow.__qualname__,
-        "forward": forward,
-        "_slow_forward": slow.forward,
-    }
-    return type(slow.__name__, (slow,), members)
+def slowly(module: nn.Module, x: Tensor) -> Tensor:
+    """What the module's own class makes of a tensor."""
+    result: Tensor = module.__dict__[RECORD].plain.forward(module, x)
+    return result
 
 
 def leave(tensor: Tensor, name: str, value: Any) -> None:

@@ -43,7 +43,7 @@ from anywidth.app.studies.trainings import (
 )
 from anywidth.app.tasks.classification.task import open_trained
 from anywidth.measuring.width_lists import spectrum_widths
-from anywidth.slimming.norm_statistics import uncalibrated_allowed
+from anywidth.slimming.norm_statistics import norm_records, uncalibrated_allowed
 
 TABLE = (0.25, 0.5, 0.75, 1.0)
 
@@ -150,8 +150,8 @@ def test_without_post_statistics_the_full_widths_are_cut(measured: Path) -> None
     folder = measured / "runs" / "mobilenet_v1-us-seed-0"
     trained = open_trained(folder, "cpu")
     found = read_measurement(folder, POST_STATISTICS["no post-statistics"][0], "spectrum")
-    for norm in trained.model.modules():
-        norm.__dict__.get("_bank", {}).clear()
+    for record in norm_records(trained.model).values():
+        record.bank.clear()
     for width in TABLE:
         with uncalibrated_allowed(trained.model), aw.at_width(trained.model, width):
             assert trained.evaluate(trained.model) == found.at(width).metrics

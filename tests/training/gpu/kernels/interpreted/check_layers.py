@@ -12,6 +12,7 @@ from anywidth.errors import AnywidthError
 from anywidth.slimming.layers import drop_fast_paths
 from anywidth.training.gpu import kernels
 from anywidth.training.gpu.fast_layers import use_kernels
+from anywidth.training.gpu.fast_paths import fast_path, slowly
 from anywidth.training.gpu.kernels import batch_norm_small
 
 WIDTHS = (1.0, 0.3)
@@ -86,7 +87,7 @@ def _compare(name: str) -> None:
     fast = _converted(_networks()[name]).to(memory_format=torch.channels_last)
     slow = copy.deepcopy(fast).double()
     use_kernels(fast)
-    assert any("_slow_class" in module.__dict__ for module in fast.modules())
+    assert any(fast_path(module) is not None for module in fast.modules())
     images, labels = torch.randn(6, 3, 8, 8), torch.arange(6) % 5
     for width in WIDTHS:
         for model, x in ((fast, images), (slow, images.double())):
@@ -116,7 +117,7 @@ def test_pictures_take_their_kernel_unless_they_need_a_gradient(
     model = use_kernels(_converted(SharedActivations(nn.SiLU())))
     images = torch.randn(2, 3, 8, 8)
     with aw.at_width(model, 0.5):
-        expected = model.first._slow_forward(images)
+        expected = slowly(model.first, images)
         assert_near(model.first(images), expected, 2e-6)
         model(images)
     model.eval()(images)
@@ -133,10 +134,11 @@ def test_only_activations_that_read_a_norm_alone_are_joined() -> None:
     joined = [("norms.0", "activation"), ("norms.1", "activation")]
     assert aw.plan_of(model).activations == joined
     use_kernels(model)
-    assert ["_activation" in norm.__dict__ for norm in model.norms] == [True, True, False, False]
+    paths = [fast_path(norm) for norm in model.norms]
+    assert [path.activation is not None for path in paths] == [True, True, False, False]
     drop_fast_paths(model)
     assert type(model.activation) is nn.SiLU
-    assert not any("_activation" in norm.__dict__ for norm in model.norms)
+    assert not any(fast_path(norm) for norm in model.norms)
 
 
 class Between(nn.Module):
