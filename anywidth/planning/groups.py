@@ -153,6 +153,16 @@ class Plan:
     def narrowest(self) -> ChannelConfig:
         return self.resolve(self.widths.low)
 
+    def fraction(self, config: ChannelConfig) -> float:
+        """The share of the channels that can narrow which a configuration has.
+
+        Of the two ends of the range, their width itself.
+        """
+        if config in (self.widest, self.narrowest):
+            return self.widths.high if config == self.widest else self.widths.low
+        groups = self.elastic()
+        return sum(config[group.name] for group in groups) / sum(g.channels for g in groups)
+
     def lattice(self, count: int | None = None) -> list[ChannelConfig]:
         """The distinct configurations of uniform widths, narrowest first.
 

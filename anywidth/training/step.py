@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -15,6 +15,7 @@ from anywidth.distributed import (
     world_size,
 )
 from anywidth.errors import AnywidthError
+from anywidth.planning.groups import Plan
 from anywidth.slimming.state import check_layers, state_of
 from anywidth.training.distillation import Distill
 from anywidth.training.engine.eager import EagerEngine
@@ -23,9 +24,11 @@ from anywidth.training.engine.passes import Loss, Objective, trained_parameters
 from anywidth.training.gpu.fast_layers import use_kernels
 from anywidth.training.precision import dtype_by_device
 from anywidth.training.sampling import Sampling, sample_widths
+from anywidth.training.spent_gradients import check_spent, mark_fresh, mark_spent, watch
 from anywidth.training.step_checks import (
     check_first_batch,
-    check_optimizer,
+    check_optimizers,
+    check_own_steps,
     distillation_for,
     frozen_norms_named,
 )
@@ -41,13 +44,20 @@ class StepResult:
 
     Args:
         widths: the configurations visited, the widest first where it is one of them.
-        losses: the loss at each of them.
+        losses: the loss at each of them, not weighed or scaled.
         outputs: the network's output at each of them, without gradients.
+        plan: of the network.
     """
 
     widths: list[ChannelConfig]
     losses: list[Tensor]
     outputs: list[Any]
+    plan: Plan = field(repr=False)
+
+    @property
+    def fractions(self) -> list[float]:
+        """The share of the channels at each width, to name it in a log: 1.0, 0.25, ..."""
+        return [self.plan.fraction(config) for config in self.widths]
 
 
 class SandwichStep:
@@ -67,12 +77,17 @@ class SandwichStep:
     is one of them) with the loss and the detached output at each. They are tensors on the device,
     and hold until the next call.
 
-    To resume, put back the network (`anywidth.save`), the optimiser, and `step.count`: the widths
-    of a step are drawn from its number.
+    Where something else takes the optimiser's step (accumulated gradients, a `GradScaler`,
+    accelerate, Lightning, Hugging Face's Trainer), call `step.backward(inputs, targets)` instead:
+    it adds the gradients of all widths to those in the parameters, and does nothing else.
+
+    To resume, put back the network (`anywidth.save`), the optimiser, and the step
+    (`load_state_dict`): the widths of a step are drawn from its number.
 
     Args:
         model: a converted network; a call puts it in training mode if it is not.
         optimizer: of the model's parameters, or some of them; a loss may have its own there too.
+            A list of several takes a step of each; None leaves `backward` alone.
         loss: (output, targets) → scalar, for the full width.
         distill: (output, full width's output) → scalar, for narrower widths, such as F.mse_loss
             for regression. `"auto"` is `soft_cross_entropy` if the loss is known to be a cross
@@ -86,8 +101,8 @@ class SandwichStep:
             width, the widest first; or a function of (configuration, position, number of widths).
         seed: widths are drawn from this and the step's number; a `Sampling` has its own.
         autocast: run forward passes in this dtype, as `torch.autocast` does; None in that of the
-            parameters. `"auto"` is bfloat16 on a GPU and None on a CPU. Losses are not scaled, as
-            float16 would need.
+            parameters. `"auto"` is bfloat16 on a GPU and None on a CPU. float16 needs a
+            `GradScaler`: see `backward`.
         engine: `"eager"` runs everywhere; `"graphs"` captures each configuration as a CUDA graph
             when it is first met; `"auto"` takes graphs on a GPU. A graph keeps the plain numbers
             it was captured with: what a loss weighs by, or a dropout's share, may only change in a
@@ -107,7 +122,7 @@ class SandwichStep:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
         loss: Loss,
         distill: Distill | Literal["auto"] | None = "auto",
         widths: int | Sampling = 4,
@@ -121,7 +136,9 @@ class SandwichStep:
         after_backward: Callable[[], None] | None = None,
     ) -> None:
         check_layers(model)
-        check_optimizer(model, optimizer)
+        several: Any = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
+        optimizers = [one for one in several if one is not None]
+        check_optimizers(model, optimizers)
         distillation = distillation_for(loss, distill)
         count = whole_number(widths)
         if count is not None:
@@ -149,12 +166,15 @@ class SandwichStep:
                 "to distill from: pass distill=None"
             )
         self.model = model
-        self.optimizer = optimizer
+        self.optimizer: Any = optimizer
+        self.optimizers = optimizers
         self.sampling = widths
         self.weights = weights
         self.after_backward = after_backward
         self.count = 0
         self._is_new = True
+        self.parameters = trained_parameters(model, optimizers)
+        watch(optimizers)
         on_gpu = all(parameter.is_cuda for parameter in model.parameters())
         if on_gpu:
             _lay_channels_last(model)
@@ -162,36 +182,97 @@ class SandwichStep:
         self.autocast = dtype_by_device(model) if autocast == "auto" else autocast
         objective = Objective(loss, distillation, truth, self.autocast)
         if _uses_graphs(engine, on_gpu):
-            self.engine: EagerEngine | GraphEngine = GraphEngine(model, optimizer, objective)
+            self.engine: EagerEngine | GraphEngine = GraphEngine(model, self.parameters, objective)
         else:
-            self.engine = EagerEngine(model, optimizer, objective)
+            self.engine = EagerEngine(model, objective)
 
-    def __call__(self, inputs: Any, targets: Any) -> StepResult:
-        """One step; `self.count` is its number, from which its widths are drawn.
+    def __call__(self, inputs: Any, targets: Any = None) -> StepResult:
+        """One step: `backward` from gradients of zero, then the optimiser's step.
 
-        A tuple of inputs is the network's positional arguments, as for `anywidth.plan`.
+        A tuple of inputs is the network's positional arguments, as for `anywidth.plan`; a dict is
+        its keyword arguments, or its one argument if that is what the network takes.
         """
+        check_own_steps(self.optimizers)
+        if not self._is_new:
+            check_spent(self.parameters)
+        for parameter in self.parameters:  # also those that the optimiser does not hold
+            parameter.grad = None
+        result = self._add_gradients(inputs, targets, 1.0)
+        self.reduce()
+        if self.after_backward is not None:
+            self.after_backward()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        mark_spent(self.parameters, by_step=True)
+        self.count += 1
+        return result
+
+    def backward(self, inputs: Any, targets: Any = None, scale: float | Tensor = 1.0) -> StepResult:
+        """Adds the gradients of all widths to those in the parameters, and counts the step.
+
+        Nothing is cleared, reduced over ranks or stepped. Every call draws widths of its own, from
+        `count`; all ranks draw the same.
+
+        Args:
+            inputs: as for a call.
+            targets: likewise.
+            scale: of the gradients; the losses in the result are not scaled.
+
+        Example:
+            >>> for number, (images, labels) in enumerate(loader, start=1):
+            ...     step.backward(images, labels, scale=1 / 4)
+            ...     if number % 4 == 0:
+            ...         step.reduce()  # of several processes
+            ...         optimizer.step()
+            ...         optimizer.zero_grad()
+
+            With float16 and a `GradScaler`:
+
+            >>> one = torch.ones((), device=images.device)
+            >>> step.backward(images, labels, scale=scaler.scale(one))
+            >>> scaler.step(optimizer)
+            >>> scaler.update()
+        """
+        result = self._add_gradients(inputs, targets, scale)
+        self.count += 1
+        return result
+
+    def _add_gradients(self, inputs: Any, targets: Any, scale: float | Tensor) -> StepResult:
         configs = sample_widths(self.model, self.count, self.sampling)
-        weights = width_weights(self.weights, configs)
+        weights = [weight * scale for weight in width_weights(self.weights, configs)]
         if not self.model.training:
             self.model.train()
         if self._is_new and world_size() > 1:
-            send_from_first_rank(self.model, trained_parameters(self.model, self.optimizer))
+            send_from_first_rank(self.model, self.parameters)
         with (
             torch.cuda.device_of(next(self.model.parameters())),
             frozen_norms_named(self.model),
         ):
-            losses, outputs = self.engine.gradients(configs, weights, inputs, targets)
+            losses, outputs = self.engine.add_gradients(configs, weights, inputs, targets)
+        mark_fresh(self.parameters)
         if self._is_new and len(outputs) > 1:
             check_first_batch(self.engine.objective.distill, outputs[0], targets)
         self._is_new = False
+        return StepResult(configs, losses, outputs, state_of(self.model).plan)
+
+    def reduce(self) -> None:
+        """Averages the gradients over all ranks; nothing to do in a single process."""
         if world_size() > 1:
-            average_gradients(trained_parameters(self.model, self.optimizer))
-        if self.after_backward is not None:
-            self.after_backward()
-        self.optimizer.step()
-        self.count += 1
-        return StepResult(configs, losses, outputs)
+            average_gradients(self.parameters)
+
+    def state_dict(self) -> dict[str, int]:
+        """What a resumed training needs of a step: how many there were."""
+        return {"count": self.count}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Goes on from what `state_dict` returned."""
+        count = whole_number(state.get("count")) if isinstance(state, Mapping) else None
+        if count is None or count < 0:
+            raise AnywidthError(
+                f"load_state_dict({state!r}): expected what SandwichStep.state_dict() returned, "
+                'such as {"count": 1000}'
+            )
+        self.count = count
 
     def warm_up(self, widths: Sequence[Width], inputs: Any, targets: Any) -> None:
         """Captures widths ahead of training, the widest first; nothing to do for the eager engine.

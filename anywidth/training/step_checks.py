@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,21 +30,44 @@ _WHICH = (
 )
 
 
-def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """It must hold some of the network's parameters: others may be frozen, or a loss's own."""
-    groups = getattr(optimizer, "param_groups", None)
-    if groups is None:
-        raise AnywidthError(
-            f"optimizer={type(optimizer).__name__}: expected a torch.optim.Optimizer, such as "
-            "torch.optim.SGD(model.parameters(), lr=0.05)"
-        )
+def check_optimizers(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """They must hold some of the network's parameters: others may be frozen, or a loss's own."""
+    for optimizer in optimizers:
+        if not isinstance(getattr(optimizer, "param_groups", None), list):
+            raise AnywidthError(
+                f"optimizer={type(optimizer).__name__}: expected a torch.optim.Optimizer, such as "
+                "torch.optim.SGD(model.parameters(), lr=0.05)"
+            )
+        if isinstance(getattr(optimizer, "optimizer", optimizer), torch.optim.LBFGS):
+            raise AnywidthError(
+                "LBFGS computes the loss several times per step, each time at other widths: use an "
+                "optimizer that takes a step from one gradient, such as torch.optim.AdamW"
+            )
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     held = {id(parameter) for group in groups for parameter in group["params"]}
-    if not any(id(parameter) in held for parameter in model.parameters()):
+    if optimizers and not any(id(parameter) in held for parameter in model.parameters()):
         raise AnywidthError(
-            f"{type(optimizer).__name__} holds no parameter of this {type(model).__name__}, so a "
-            "step would train nothing: make it from model.parameters() of the same network, not "
+            f"{type(optimizers[0]).__name__} holds no parameter of this {type(model).__name__}, so "
+            "a step would train nothing: make it from model.parameters() of the same network, not "
             "of a copy"
         )
+
+
+def check_own_steps(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Refuses whole steps without an optimiser, and with one that accumulates gradients."""
+    if not optimizers:
+        raise AnywidthError(
+            "SandwichStep was made without an optimizer: call step.backward(inputs, targets), or "
+            "make it with one"
+        )
+    for optimizer in optimizers:  # accelerate's say so
+        batches = getattr(getattr(optimizer, "gradient_state", None), "num_steps", 1)
+        if batches > 1:
+            raise AnywidthError(
+                f"accelerate accumulates gradients over {batches} batches, and step(inputs, "
+                "targets) clears them at every batch: call step.backward(inputs, targets, "
+                f"scale=1 / {batches}), then optimizer.step() and optimizer.zero_grad()"
+            )
 
 
 def distillation_for(loss: Any, distill: Any) -> Distill | None:

@@ -26,9 +26,9 @@ SIGNATURES = {
     "ChannelConfig": ["channels"],
 }  # fmt: skip
 
-PLAN_METHODS = ["check", "copy", "distinct_widths", "elastic", "elastic_layers", "from_json",
-                "group", "group_of", "group_read_by", "lattice", "macs", "pin", "resolve",
-                "set_divisor", "tie", "to_json"]  # fmt: skip
+PLAN_METHODS = ["check", "copy", "distinct_widths", "elastic", "elastic_layers", "fraction",
+                "from_json", "group", "group_of", "group_read_by", "lattice", "macs", "pin",
+                "resolve", "set_divisor", "tie", "to_json"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SIGNATURES)

@@ -61,7 +61,7 @@ def gradients(weights, by_graphs: bool = False, steps: int = 1) -> list[Tensor]:
     step = aw.SandwichStep(model, optimizer, F.cross_entropy, weights=weights)
     if by_graphs:
         passes = RecordedPasses(False)
-        step.engine = GraphEngine(model, optimizer, step.engine.objective, capture=passes)
+        step.engine = GraphEngine(model, step.parameters, step.engine.objective, capture=passes)
     for number in range(steps):
         images, labels = images_and_labels(16, number)
         step(images.double(), labels)

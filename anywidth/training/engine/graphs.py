@@ -27,7 +27,7 @@ from anywidth.slimming.norm_statistics import (
 )
 from anywidth.training.engine.capture import CaptureError, CudaCapture
 from anywidth.training.engine.eager import EagerEngine
-from anywidth.training.engine.passes import Objective, detached, trained_parameters
+from anywidth.training.engine.passes import Objective, detached
 from anywidth.training.engine.trees import copy_into, leaves, map_tensors, signature
 from anywidth.training.gpu.fast_layers import weights_read_cast
 from anywidth.training.gpu.kernels.shared_buffers import (
@@ -60,7 +60,7 @@ class GraphEngine:
 
     Args:
         model: a converted network on a GPU.
-        optimizer: of its parameters.
+        parameters: what is trained: the network's, and those of a loss.
         objective: what the widths are trained for.
         most_graphs: the least recently used graph is dropped beyond this number.
         capture: how passes are captured.
@@ -69,7 +69,7 @@ class GraphEngine:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[nn.Parameter],
         objective: Objective,
         most_graphs: int = 512,
         capture: CudaCapture | None = None,
@@ -78,12 +78,12 @@ class GraphEngine:
         self.objective = objective
         self.most_graphs = most_graphs
         self.capture = capture or CudaCapture()
-        self.fallback = EagerEngine(model, optimizer, objective)
+        self.fallback = EagerEngine(model, objective)
         self.captured: OrderedDict[Key, CapturedPass] = OrderedDict()
         self.can_capture = True
         self.batch: tuple[Any, Any] | None = None
         self.stray: list[Any] | None = None  # the last batch's signature, if it was unlike others
-        self.all_parameters = trained_parameters(model, optimizer)
+        self.all_parameters = list(parameters)
         self.places: list[tuple[int, bool]] = []
         self.parameters: list[nn.Parameter] = []
         self.sums: list[Tensor] = []
@@ -93,35 +93,45 @@ class GraphEngine:
         self.teacher: Any = None
         self.bank: dict[ChannelConfig, Statistics] = {}  # of one norm: all know the same widths
 
-    def gradients(
+    def add_gradients(
         self,
         configs: Sequence[ChannelConfig],
-        weights: Sequence[float],
+        weights: Sequence[float | Tensor],
         inputs: Any,
         targets: Any,
     ) -> tuple[list[Tensor], list[Any]]:
-        """Leaves the summed gradients of all widths in the parameters; returns losses, outputs.
+        """Adds the gradients of all widths to those in the parameters; returns losses, outputs.
 
         What is returned lies in the engine's buffers and holds until the next step.
         """
         if not self.can_capture or not self._take(inputs, targets):
-            return self.fallback.gradients(configs, weights, inputs, targets)
-        torch._foreach_zero_(self.sums)
+            return self.fallback.add_gradients(configs, weights, inputs, targets)
+        pairs = list(zip(self.parameters, self.sums, strict=True))
+        new = [total for parameter, total in pairs if parameter.grad is not total]
+        if new:
+            torch._foreach_zero_(new)
         losses: list[Tensor] = []
         outputs: list[Any] = []
         for index, config in enumerate(configs):
             key = (config, index > 0 and self.objective.distill is not None)
-            self.weight.fill_(weights[index])
+            weight = weights[index]
+            if isinstance(weight, Tensor):
+                self.weight.copy_(weight)
+            else:
+                self.weight.fill_(weight)
             done = self._replay(key) or self._first_sight(key)
             if done is None:
-                return self.fallback.gradients(configs, weights, inputs, targets)
+                return self.fallback.add_gradients(configs, weights, inputs, targets)
             if index == 0:
                 copy_into(self.teacher, done.output)
             losses.append(done.loss)
             outputs.append(done.output)
-        for parameter, total in zip(self.parameters, self.sums, strict=True):
+        for parameter, total in pairs:
             # Weight decay acts on a gradient of zero, but not on a parameter that takes no part.
-            parameter.grad = total if is_used(total) else None
+            if parameter.grad is None:
+                parameter.grad = total if is_used(total) else None
+            elif parameter.grad is not total:  # of a backward pass of the user's own
+                parameter.grad.add_(total)
         return losses, outputs
 
     def warm_up(self, configs: Sequence[ChannelConfig], inputs: Any, targets: Any) -> None:
@@ -178,8 +188,6 @@ class GraphEngine:
         self.forget()
         self.places = places
         self.parameters = [p for p in self.all_parameters if p.requires_grad]
-        for parameter in self.all_parameters:
-            parameter.grad = None
         self.bank = next((r.bank for r in norm_records(self.model).values()), {})
         self.batch = map_tensors(_buffer_like, batch)
         self.sums = [torch.zeros_like(p) for p in self.parameters]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from anywidth.errors import AnywidthError
 from anywidth.slimming.convert import at_width
 from anywidth.training.distillation import Distill, WithTargets
 from anywidth.training.engine.trees import call, leaves, map_tensors
@@ -42,11 +43,12 @@ class Objective:
         with at_width(model, config), self._precision(inputs):
             output = call(model, inputs)
             if teacher is None or self.distill is None:
-                return self.loss(output, targets), output
+                return checked_scalar(self.loss(output, targets), "loss"), output
             if isinstance(self.distill, WithTargets):
                 loss = self.distill.function(output, teacher, targets)
             else:
                 loss = self.distill(output, teacher)
+            loss = checked_scalar(loss, "distill")
             if self.truth > 0:
                 loss = (1 - self.truth) * loss + self.truth * self.loss(output, targets)
             return loss, output
@@ -60,10 +62,21 @@ class Objective:
         return torch.autocast(device, self.autocast, cache_enabled=False)
 
 
-def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """The network's parameters, and what its optimiser holds besides: a loss may learn too."""
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def trained_parameters(
+    model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]
+) -> list[nn.Parameter]:
+    """The network's parameters, and what its optimisers hold besides: a loss may learn too."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    held = [parameter for group in groups for parameter in group["params"]]
     return list(dict.fromkeys([*model.parameters(), *held]))
+
+
+def checked_scalar(loss: Any, name: str) -> Tensor:
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss
+    found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+    hint = "; of (loss, logs), return the loss alone" if isinstance(loss, tuple) else ""
+    raise AnywidthError(f"{name} returned {found}: expected a scalar tensor{hint}")
 
 
 def detached(output: Any) -> Any:

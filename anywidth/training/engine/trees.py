@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from torch import Tensor, nn
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
-    """Runs a network on a batch; a tuple is its positional arguments, as for `anywidth.plan`."""
-    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    """Runs a network on a batch; a tuple is its positional arguments, as for `anywidth.plan`.
+
+    A mapping is its keyword arguments, unless the network takes one argument of other names.
+    """
+    if isinstance(inputs, tuple):
+        return model(*inputs)
+    if isinstance(inputs, Mapping) and _takes(model, inputs):
+        return model(**inputs)
+    return model(inputs)
+
+
+def _takes(model: nn.Module, names: Mapping[Any, Any]) -> bool:
+    parameters = inspect.signature(model.forward).parameters
+    has_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    return has_any or all(name in parameters for name in names)
 
 
 def leaves(tree: Any) -> Iterator[Any]:
@@ -22,7 +36,7 @@ def leaves(tree: Any) -> Iterator[Any]:
     if isinstance(tree, tuple | list):
         for item in tree:
             yield from leaves(item)
-    elif isinstance(tree, dict):
+    elif isinstance(tree, Mapping):
         for item in tree.values():
             yield from leaves(item)
     else:
@@ -37,7 +51,7 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
         return type(tree)(*(map_tensors(function, item) for item in tree))
     if isinstance(tree, tuple | list):
         return type(tree)(map_tensors(function, item) for item in tree)
-    if isinstance(tree, dict):
+    if isinstance(tree, MutableMapping):
         same = copy.copy(tree)  # keeps what a class of dictionaries knows besides its items
         for key, item in tree.items():
             same[key] = map_tensors(function, item)

@@ -50,7 +50,11 @@ class Trainer:
         self.passes = RecordedPasses(refuses)
         if is_recorded:
             self.step.engine = GraphEngine(
-                self.model, self.optimizer, self.step.engine.objective, most_graphs, self.passes
+                self.model,
+                self.step.parameters,
+                self.step.engine.objective,
+                most_graphs,
+                self.passes,
             )
 
     def train(self, steps: int, batch: int = 16) -> list[float]:
@@ -207,7 +211,7 @@ def test_a_loss_with_parameters_learns() -> None:
         step = aw.SandwichStep(model, optimizer, loss, aw.soft_cross_entropy)
         if is_recorded:
             passes = RecordedPasses()
-            step.engine = GraphEngine(model, optimizer, step.engine.objective, 512, passes)
+            step.engine = GraphEngine(model, step.parameters, step.engine.objective, 512, passes)
         for number in range(4):
             images, labels = images_and_labels(16, seed=number)
             step(images.double(), labels)
