@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +21,7 @@ from anywidth.app.showing.results import (
     shown_width,
 )
 from anywidth.app.showing.spectrum_tables import format_count
+from anywidth.app.tasks.examples import as_fact
 from anywidth.deploying.branching import write_branches
 from anywidth.deploying.bundling import check_packages, write_bundle
 from anywidth.deploying.deployment import Deployment
@@ -69,14 +71,26 @@ def export(
       anywidth export runs/demo --width 0.4 --out shirts.onnx
     """
     _check(out, width, widths)
-    trained = open_trained(run, "cpu", with_data=False)
-    deployment = task_of(run).deploy(trained)
+    trained, deployment = _opened(run, is_bundle=out.suffix == _BUNDLE)
     if out.suffix != _BUNDLE and widths is None:
         _export_one(trained, deployment, out, network_width(trained, width))
     else:
         _export_many(trained, deployment, out, str(width) if widths is None and width else widths)
     say(f"Takes {deployment.takes}: {_shape(deployment)}")
     say(f"Gives {', '.join(deployment.output_names)}")
+
+
+def _opened(run: Path, *, is_bundle: bool) -> tuple[Trained, Deployment]:
+    """A run and how its network is called; a bundle brings inputs along, to be tried on a page."""
+    task = task_of(run)
+    if is_bundle:
+        with contextlib.suppress(AnywidthError):  # its data is elsewhere by now: no examples then
+            trained = open_trained(run, "cpu")
+            deployment = task.deploy(trained)
+            facts = {**deployment.facts, "examples": as_fact(task.examples(trained))}
+            return trained, dataclasses.replace(deployment, facts=facts)
+    trained = open_trained(run, "cpu", with_data=False)
+    return trained, task.deploy(trained)
 
 
 def _check(out: Path, width: float | None, widths: str | None) -> None:

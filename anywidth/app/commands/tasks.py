@@ -11,9 +11,10 @@ from anywidth.app.commands.places import moved
 from anywidth.app.runs.run import MEND, Run
 from anywidth.app.showing.report import Section
 from anywidth.app.showing.results import Trained
-from anywidth.app.tasks import deployment
+from anywidth.app.tasks import deployment, examples
 from anywidth.app.tasks.classification import settings as classification_settings
 from anywidth.app.tasks.classification import task as classification
+from anywidth.app.tasks.examples import Example
 from anywidth.app.tasks.recipes import AnySettings
 from anywidth.app.tasks.reinforcement import settings as reinforcement_settings
 from anywidth.app.tasks.reinforcement import task as reinforcement
@@ -43,6 +44,7 @@ class Task(Generic[TrainedType]):
         example: what trains one with everything at its default.
         use: the command that a finished run is for.
         deploy: finished run → how its network is called in what `anywidth export` writes.
+        examples: finished run → inputs to try; those of its data need it opened with them.
         sections: finished run → what its report shows beside the spectrum.
         sections_need_data: whether `sections` wants the run opened with its data.
     """
@@ -55,6 +57,7 @@ class Task(Generic[TrainedType]):
     example: str
     use: str
     deploy: Callable[[Any], Deployment]
+    examples: Callable[[Any], Sequence[Example]]
     sections: Callable[[Any], Sequence[Section]] = _no_sections
     sections_need_data: bool = False
 
@@ -72,6 +75,7 @@ CLASSIFICATION = Task(
     "anywidth train",
     "anywidth predict",
     deployment.deployed_classifier,
+    examples.classifier_examples,
 )
 SUPER_RESOLUTION = Task(
     super_resolution_settings.SuperResolutionSettings,
@@ -82,6 +86,7 @@ SUPER_RESOLUTION = Task(
     "anywidth train sr",
     "anywidth upscale",
     deployment.deployed_upscaler,
+    examples.upscaler_examples,
     crop_sections,
     sections_need_data=True,
 )
@@ -94,6 +99,7 @@ REINFORCEMENT = Task(
     "anywidth train rl",
     "anywidth play",
     deployment.deployed_policy,
+    examples.policy_examples,
 )
 TASKS: tuple[Task[Any], ...] = (CLASSIFICATION, SUPER_RESOLUTION, REINFORCEMENT)
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anywidth.app.data.arrays import ARRAY_NAMES
+from anywidth.app.data.classification import EVALUATION_RESIZE
 from anywidth.app.tasks.classification.task import TrainedClassifier
 from anywidth.app.tasks.reinforcement.environments import make_environment
 from anywidth.app.tasks.reinforcement.task import TrainedPolicy
@@ -59,10 +61,18 @@ def deployed_classifier(trained: TrainedClassifier) -> Deployment:
         ("logits",),
         ({0: "batch"},),
         takes="images in [0, 1]",
-        facts={"classes": json.dumps(state["classes"])},
+        facts={"classes": json.dumps(state["classes"]), **_cropping(trained)},
         task=trained.settings.task,
         wrap=lambda network: Classifier(network, state["mean"], state["std"]),
     )
+
+
+def _cropping(trained: TrainedClassifier) -> dict[str, str]:
+    """Photographs are cut to size, as validation does; small images are taken whole."""
+    if trained.settings.data in ARRAY_NAMES:
+        return {}
+    height = trained.run.state()["input_shape"][1]
+    return {"shorter_side": str(round(height * EVALUATION_RESIZE))}
 
 
 def deployed_upscaler(trained: TrainedUpscaler) -> Deployment:

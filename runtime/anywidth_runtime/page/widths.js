@@ -2,6 +2,7 @@
 // The dial, the numbers beside it, and the spectrum.
 
 const BAR_COUNT = 40;
+const ACCURACY_NAMES = {top1_accuracy: "top-1, %", psnr: "PSNR, dB", score: "score"};
 const widths = {rows: [], places: [], current: 0, spectrum: null, size: 1, onChange: () => {}};
 
 // Where a width is on the dial: its share of the channels; named ones by their multiply-adds.
@@ -24,6 +25,11 @@ function accuracyText(value) {
   return value === null || value === undefined ? "–" : String(Number(value.toFixed(2)));
 }
 
+function accuracyName(about) {
+  const name = about.accuracy_name || "accuracy";
+  return ACCURACY_NAMES[name] || name.replaceAll("_", " ");
+}
+
 function setUpWidths(about, onChange) {
   widths.rows = about.table;
   widths.places = widths.rows.map(placeOf);
@@ -34,7 +40,7 @@ function setUpWidths(about, onChange) {
   const last = widths.rows[widths.rows.length - 1];
   document.getElementById("narrowest").textContent = `${widthText(first.width)} narrowest`;
   document.getElementById("widest").textContent = `${widthText(last.width)} widest`;
-  document.getElementById("accuracy-name").textContent = about.accuracy_name || "accuracy";
+  document.getElementById("accuracy-name").textContent = accuracyName(about);
   const dial = document.getElementById("width");
   dial.addEventListener("input", () => pick(nearestPlace(dial.value / 1000)));
   dial.addEventListener("keydown", (event) => {
@@ -60,13 +66,13 @@ function drawWidths(about) {
     y: hasAccuracy ? row.accuracy : row.latency_ms,
     index,
     told: `width ${widthText(row.width)}: ${shortCount(row.multiply_adds)} multiply-adds, ${milliseconds(row.latency_ms)} ms` +
-      (hasAccuracy ? `, ${about.accuracy_name || "accuracy"} ${accuracyText(row.accuracy)}` : ""),
+      (hasAccuracy ? `, ${accuracyName(about)} ${accuracyText(row.accuracy)}` : ""),
   }));
   widths.points = points;
   widths.spectrum = drawSpectrum(document.getElementById("spectrum"), {
     series: [{name: about.name, color: "var(--accent)", points, isLine: true}],
     xLabel: "multiply-adds",
-    yLabel: hasAccuracy ? about.accuracy_name || "accuracy" : "latency, ms",
+    yLabel: hasAccuracy ? accuracyName(about) : "latency, ms",
     onPick: (point) => { if (!document.getElementById("width").disabled) pick(point.index); },
   });
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from anywidth_runtime.server.examples import read_examples
+from anywidth_runtime.server.pictures import PictureInput
 from command_line import command
 from finished_runs import CLASSES, MEAN, STD, classifier_run, policy_run, upscaler_run
 from torch import Tensor, nn
@@ -89,6 +93,41 @@ def test_a_bundle_of_a_policy_has_two_outputs(tmp_path: Path) -> None:
     found = net.run(np.zeros((3, *given.shape[1:]), given.dtype), width=0.5)
     assert isinstance(found, dict)
     assert list(found) == ["logits", "values"]
+
+
+def test_a_bundle_brings_inputs_to_try(classifier: Path, tmp_path: Path) -> None:
+    """As its server reads them: each input fits the network."""
+    games = exported_network(policy_run(tmp_path / "games", "minatar:breakout"), tmp_path)
+    for one in read_examples(games):
+        assert one.tensor is not None
+        array = np.array(one.tensor["data"], "float32").reshape(one.tensor["shape"])
+        assert len(games.run(array, width=1.0)["logits"]) == 1  # type: ignore[call-overload]
+    assert len({one.picture for one in read_examples(games)}) > 3
+    pictures = exported_network(upscaler_run(tmp_path / "pictures"), tmp_path)
+    assert [one.name for one in read_examples(pictures)] == ["chart", "grass", "poster", "skyline"]
+    images = exported_network(classifier, tmp_path)
+    takes = PictureInput.of(images)
+    assert takes is not None
+    found = read_examples(images)
+    assert len({one.name for one in found}) == 10
+    assert takes.read(found[0].picture, 10**6).shape == (1, 1, 12, 12)
+
+
+def test_a_run_whose_data_is_gone_is_exported_without_them(
+    classifier: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(classifier, run)
+    settings = json.loads((run / "config.json").read_text())
+    settings |= {"data": "cifar10", "data_dir": str(tmp_path / "moved")}
+    (run / "config.json").write_text(json.dumps(settings))
+    assert read_examples(exported_network(run, tmp_path)) == []
+
+
+def exported_network(run: Path, folder: Path) -> anywidth_runtime.Network:
+    path = folder / f"{run.name}.anywidth"
+    exported(run, path, "1.0")
+    return anywidth_runtime.open(path)
 
 
 def test_one_onnx_file_branches_by_width(classifier: Path, tmp_path: Path) -> None:
