@@ -6,6 +6,7 @@ import importlib
 import os
 import platform
 from collections.abc import Iterable
+from typing import Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,9 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from anywidth.errors import AnywidthError
+
+Group: TypeAlias = "dist.ProcessGroup | Literal['world'] | None"
+"""Processes that train one network: a group, all that torchrun started, or this one alone."""
 
 
 def start_processes(device: torch.device) -> None:
@@ -70,44 +74,53 @@ def device_name(device: torch.device) -> str:
     return f"{platform.machine()} CPU, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Average the gradients of all ranks, in one reduction per dtype."""
-    if world_size() == 1:
-        return
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for parameter in parameters:
-        # All ranks visit the same widths, so a parameter is used on all ranks or on none. An unused
-        # one must not get a gradient, because weight decay would then change it.
-        if parameter.grad is not None:
-            by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
-    average_in_place(by_dtype)
+def members(group: Group) -> dist.ProcessGroup | None:
+    """The processes that work together; None if this one is alone."""
+    if group not in ("world", None) and not isinstance(group, dist.ProcessGroup):
+        raise AnywidthError(
+            f"process_group={group!r}: expected a torch.distributed.ProcessGroup, 'world' or None"
+        )
+    if group is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    found = dist.group.WORLD if group == "world" else group
+    return found if found is not None and found.size() > 1 else None
 
 
 @torch.no_grad()
-def send_from_first_rank(model: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
+def average(tensors: Iterable[Tensor], group: Group = "world") -> None:
+    """Average tensors over all ranks, in place and in one reduction per dtype."""
+    found = members(group)
+    if found is None:
+        return
+    for same in _by_dtype(tensors):
+        flat = _flatten_dense_tensors(same)
+        dist.all_reduce(flat, group=found)
+        flat /= found.size()
+        torch._foreach_copy_(same, list(_unflatten_dense_tensors(flat, same)))
+
+
+@torch.no_grad()
+def send_from_first_rank(
+    model: nn.Module, parameters: Iterable[nn.Parameter], group: Group = "world"
+) -> None:
     """Give all ranks the first rank's weights and statistics, as DistributedDataParallel does.
 
     Only gradients are averaged: ranks that start with different weights would stay different.
     """
-    if world_size() == 1:
+    found = members(group)
+    if found is None:
         return
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in [*parameters, *model.buffers()]:
-        by_dtype.setdefault(tensor.dtype, []).append(tensor)
-    for tensors in by_dtype.values():
-        flat = _flatten_dense_tensors(tensors)
-        dist.broadcast(flat, src=0)
-        for tensor, first in zip(tensors, _unflatten_dense_tensors(flat, tensors), strict=True):
-            tensor.copy_(first)
+    for same in _by_dtype([*parameters, *model.buffers()]):
+        flat = _flatten_dense_tensors(same)
+        dist.broadcast(flat, group=found, group_src=0)
+        torch._foreach_copy_(same, list(_unflatten_dense_tensors(flat, same)))
 
 
-def average_in_place(by_dtype: dict[torch.dtype, list[Tensor]]) -> None:
-    for tensors in by_dtype.values():
-        flat = _flatten_dense_tensors(tensors)
-        dist.all_reduce(flat)
-        flat /= world_size()
-        for tensor, mean in zip(tensors, _unflatten_dense_tensors(flat, tensors), strict=True):
-            tensor.copy_(mean)
+def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    found: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.dtype, []).append(tensor)
+    return list(found.values())
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:

@@ -73,6 +73,35 @@ def test_ranks_that_begin_elsewhere_train_one_network(ranks: list[dict[str, Any]
         torch.testing.assert_close(tensor, second[name])
 
 
+def test_networks_of_one_process_each_stay_apart(ranks: list[dict[str, Any]]) -> None:
+    """An initialised group does not make them one network."""
+    for number, rank in enumerate(ranks):
+        alone = two_ranks.everything(two_ranks.train_in(None, number))
+        for kind in ("alone", "of one"):
+            for name, tensor in rank[kind].items():
+                torch.testing.assert_close(tensor, alone[name], msg=f"{kind}, {name}")
+    assert not torch.equal(ranks[0]["alone"]["9.weight"], ranks[1]["alone"]["9.weight"])
+
+
+def test_statistics_are_alike_on_all_ranks_after_training(ranks: list[dict[str, Any]]) -> None:
+    first, second = (rank["together"] for rank in ranks)
+    assert any(name.startswith("0/") for name in first)
+    for name, tensor in first.items():
+        torch.testing.assert_close(tensor, second[name], rtol=0, atol=0, msg=name)
+
+
+def test_one_rank_may_calibrate_alone(ranks: list[dict[str, Any]]) -> None:
+    for name, tensor in two_ranks.everything(two_ranks.calibrate()).items():
+        assert torch.equal(ranks[0]["calibrated by one"][name], tensor), name
+
+
+def test_what_is_no_group_is_named() -> None:
+    model = two_ranks.converted()
+    for group in ("all", 3):
+        with pytest.raises(aw.AnywidthError, match=f"process_group={group!r}"):
+            aw.calibrate(model, [torch.ones(4, 1, 12, 12)], [1.0], process_group=group)  # type: ignore[arg-type]
+
+
 def test_a_layer_that_takes_no_part_gets_no_gradient(ranks: list[dict[str, Any]]) -> None:
     """Weight decay would act on a gradient of zero; in one process it does not."""
     for rank in ranks:
@@ -90,7 +119,7 @@ def test_one_process_is_left_alone() -> None:
     layer = nn.Linear(2, 2)
     layer(torch.ones(1, 2)).sum().backward()
     before = layer.weight.grad.clone()  # type: ignore[union-attr]
-    distributed.average_gradients(layer.parameters())
+    distributed.average([layer.weight.grad])  # type: ignore[list-item]
     assert torch.equal(layer.weight.grad, before)  # type: ignore[arg-type]
     distributed.barrier()
 

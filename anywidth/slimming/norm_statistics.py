@@ -6,7 +6,7 @@ The full width's are its buffers; all others are in its bank, by configuration.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,6 +160,16 @@ def tracked_statistics(model: nn.Module, config: ChannelConfig | None = None) ->
     """
     banks = [record.bank for record in norm_records(model).values()]
     return [e for bank in banks for c, e in bank.items() if config is None or c == config]
+
+
+def running_statistics(model: nn.Module, configs: Collection[ChannelConfig]) -> list[Tensor]:
+    """Means and variances that training at some configurations has moved."""
+    found: list[Tensor | None] = []
+    for norm, record in norm_records(model).items():
+        entries = [record.bank[config] for config in configs if config in record.bank]
+        found += [tensor for entry in entries for tensor in (entry.running_mean, entry.running_var)]
+        found += [norm._buffers["running_mean"], norm._buffers["running_var"]]
+    return [tensor for tensor in found if tensor is not None]
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.hooks import RemovableHandle
 
-from anywidth.distributed import average_in_place, rank, world_size
+from anywidth.distributed import Group, average, members
 from anywidth.errors import AnywidthError
 from anywidth.modes import evaluating
 from anywidth.slimming.convert import at_width, set_width
@@ -44,12 +44,12 @@ def calibrate(
     samples: int | None = None,
     momentum: float = 0.1,
     progress: Callable[[int], None] | None = None,
+    process_group: Group = None,
 ) -> None:
     """Computes batch-norm statistics of some widths over training samples, and keeps them.
 
     Each batch is read once and passed through the network at every width, with batch norm alone
-    in training mode and no gradients. With several processes the widths are shared out, and every
-    rank must be given the same batches; afterwards all ranks know all widths.
+    in training mode and no gradients.
 
     Args:
         model: a converted network.
@@ -63,6 +63,9 @@ def calibrate(
         samples: stop after so many; about a thousand random ones do nearly as well as all.
         momentum: weight of a new batch in a moving average.
         progress: called after each pass with the number of passes there were.
+        process_group: processes that share the widths out, and afterwards know all of them: each
+            must be given the same batches. `"world"` is all of them; None computes every width in
+            this process, so that one rank may calibrate alone.
 
     Widths calibrated before keep their statistics; the same width is computed anew. If anything
     fails, or a statistic comes out as NaN or infinite, the statistics are as they were.
@@ -83,7 +86,8 @@ def calibrate(
         named = state.plan.widths.fraction(width) if isinstance(width, float) else None
         labels[state.resolve(width)] = named
     norms = norm_records(model)
-    mine = list(labels)[rank() :: world_size()]
+    group = members(process_group)
+    mine = list(labels) if group is None else list(labels)[group.rank() :: group.size()]
     fresh = {
         key: entry
         for config in mine
@@ -116,7 +120,8 @@ def calibrate(
                         progress(passes)
         if seen == 0:
             raise AnywidthError("calibrate() got no data: the loader is empty")
-    _share(model, norms, labels, mine, fresh)
+    if group is not None:
+        _share(model, norms, labels, mine, fresh, group)
     _check_finite(model, labels, fresh)
     for config, (norm, record) in itertools.product(labels, norms.items()):
         entry = fresh[norm, config]
@@ -281,14 +286,15 @@ def _share(
     labels: Mapping[ChannelConfig, float | None],
     mine: Sequence[ChannelConfig],
     fresh: dict[tuple[nn.Module, ChannelConfig], Statistics],
+    group: dist.ProcessGroup,
 ) -> None:
     """Sends each width's statistics from the rank that computed them to all others."""
-    for number, config in enumerate(labels if world_size() > 1 else ()):
+    for number, config in enumerate(labels):
         if config not in mine:
             fresh |= _empty(model, norms, config, labels[config])
         for norm in norms:
             for tensor in fresh[norm, config].tensors():
-                dist.broadcast(tensor, src=number % world_size())
+                dist.broadcast(tensor, group=group, group_src=number % group.size())
 
 
 def _check_finite(
@@ -390,12 +396,7 @@ def put_statistics(model: nn.Module, loaded: Loaded) -> None:
 
 def average_statistics(model: nn.Module) -> None:
     """Averages tracked batch-norm statistics over ranks, so that all validate the same network."""
-    if world_size() == 1:
-        return
     tensors = [b for b in model.buffers() if b.is_floating_point()]
     for entry in tracked_statistics(model):
         tensors += [entry.running_mean, entry.running_var]
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in tensors:
-        by_dtype.setdefault(tensor.dtype, []).append(tensor)
-    average_in_place(by_dtype)
+    average(tensors)

@@ -9,13 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from anywidth.distributed import (
-    average_gradients,
-    send_from_first_rank,
-    world_size,
-)
+from anywidth.distributed import Group, average, members, send_from_first_rank
 from anywidth.errors import AnywidthError
 from anywidth.planning.groups import Plan
+from anywidth.slimming.norm_statistics import running_statistics
 from anywidth.slimming.state import check_layers, state_of
 from anywidth.training.distillation import Distill
 from anywidth.training.engine.eager import EagerEngine
@@ -67,7 +64,7 @@ class SandwichStep:
     on the full width's detached predictions, accumulates all their gradients, averages them over
     ranks once, and lets the optimiser take its step. It never waits for the device. With several
     processes, pass the network itself, not in DistributedDataParallel: the first call gives all
-    ranks the weights of the first.
+    ranks the weights of the first. Running statistics are averaged with the gradients.
 
     Gradients are summed over the widths, as in the paper. A layer that every width uses whole, such
     as a classifier over features that do not narrow, so learns as if at several times the learning
@@ -111,6 +108,8 @@ class SandwichStep:
             leaves them as they are.
         after_backward: called once the gradients are complete, before the optimiser's step: to
             clip them, say.
+        process_group: processes that train this network together, each on its part of a batch.
+            `"world"` is all of them, if torch.distributed is initialised; None trains alone.
 
     Example:
         >>> step = anywidth.SandwichStep(model, optimizer, loss=F.cross_entropy)
@@ -134,6 +133,7 @@ class SandwichStep:
         engine: Literal["auto", "eager", "graphs"] = "auto",
         kernels: bool = True,
         after_backward: Callable[[], None] | None = None,
+        process_group: Group = "world",
     ) -> None:
         check_layers(model)
         several: Any = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
@@ -171,8 +171,10 @@ class SandwichStep:
         self.sampling = widths
         self.weights = weights
         self.after_backward = after_backward
+        self.process_group = process_group
         self.count = 0
         self._is_new = True
+        self._visited: set[ChannelConfig] = set()
         self.parameters = trained_parameters(model, optimizers)
         watch(optimizers)
         on_gpu = all(parameter.is_cuda for parameter in model.parameters())
@@ -242,8 +244,8 @@ class SandwichStep:
         weights = [weight * scale for weight in width_weights(self.weights, configs)]
         if not self.model.training:
             self.model.train()
-        if self._is_new and world_size() > 1:
-            send_from_first_rank(self.model, self.parameters)
+        if self._is_new:
+            send_from_first_rank(self.model, self.parameters, self.process_group)
         with (
             torch.cuda.device_of(next(self.model.parameters())),
             frozen_norms_named(self.model),
@@ -253,12 +255,19 @@ class SandwichStep:
         if self._is_new and len(outputs) > 1:
             check_first_batch(self.engine.objective.distill, outputs[0], targets)
         self._is_new = False
+        self._visited.update(configs)
         return StepResult(configs, losses, outputs, state_of(self.model).plan)
 
     def reduce(self) -> None:
-        """Averages the gradients over all ranks; nothing to do in a single process."""
-        if world_size() > 1:
-            average_gradients(self.parameters)
+        """Averages gradients, and the statistics of the widths visited since, over all ranks.
+
+        All ranks visit the same widths, so a parameter has a gradient on all of them or on none.
+        """
+        if members(self.process_group) is not None:
+            gradients = [p.grad for p in self.parameters if p.grad is not None]
+            statistics = running_statistics(self.model, self._visited)
+            average([*gradients, *statistics], self.process_group)
+        self._visited.clear()
 
     def state_dict(self) -> dict[str, int]:
         """What a resumed training needs of a step: how many there were."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import weakref
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from tiny_networks import converted, images_and_labels, without_norms
+from tiny_networks import converted, images_and_labels, tiny, without_norms
 from torch import nn
 
 import anywidth as aw
@@ -60,19 +61,36 @@ def train_from_elsewhere(rank: int) -> dict[str, torch.Tensor]:
     return {**dict(model.named_parameters()), **dict(loss.named_parameters())}
 
 
-def calibrate() -> nn.Module:
+def calibrate(group: Any = None) -> nn.Module:
     torch.manual_seed(0)
     model = converted()
     images, _ = images_and_labels(48)
-    aw.calibrate(model, images.split(16), WIDTHS)
+    aw.calibrate(model, images.split(16), WIDTHS, process_group=group)
     return model
 
 
-def _gradient_of_an_unused_layer() -> torch.Tensor | None:
-    used, unused = nn.Linear(2, 2), nn.Linear(2, 2)
-    used(torch.ones(1, 2)).sum().backward()
-    distributed.average_gradients([*used.parameters(), *unused.parameters()])
-    return unused.weight.grad
+class WithUnused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.unused = tiny(), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)  # type: ignore[no-any-return]
+
+
+def train_in(group: Any, rank: int, network: nn.Module | None = None) -> nn.Module:
+    """Two steps from weights of this rank's own, on its own part of the data."""
+    torch.manual_seed(rank)
+    model = converted(network)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = aw.SandwichStep(model, optimizer, F.cross_entropy, process_group=group)
+    for number in range(2):
+        step(*images_and_labels(BATCH, seed=2 * number + rank))
+    return model
+
+
+def everything(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {**model.state_dict(), **statistics_to_tensors(model)[0]}
 
 
 def main(folder: Path, device: str = "cpu") -> None:
@@ -90,7 +108,8 @@ def main(folder: Path, device: str = "cpu") -> None:
     dist.all_reduce = counted
     model, widths = train(rank, distributed.world_size(), device)
     dist.all_reduce = all_reduce
-    calibrated = calibrate()
+    calibrated = calibrate("world")
+    each = [dist.new_group([number]) for number in range(2)][rank]
     # Running statistics differ by rank until they are averaged.
     tracked = converted()
     tracked[1].running_mean.fill_(float(rank))  # type: ignore[index]
@@ -104,7 +123,11 @@ def main(folder: Path, device: str = "cpu") -> None:
             "bank": statistics_to_tensors(calibrated)[0],
             "averaged": tracked[1].running_mean.clone(),  # type: ignore[index]
             "elsewhere": train_from_elsewhere(rank),
-            "unused": _gradient_of_an_unused_layer(),
+            "together": everything(train_in("world", rank)),
+            "alone": everything(train_in(None, rank)),
+            "of one": everything(train_in(each, rank)),
+            "calibrated by one": everything(calibrate()) if rank == 0 else {},
+            "unused": train_in("world", rank, WithUnused()).unused.weight.grad,  # type: ignore[union-attr]
             "sum": distributed.sum_over_ranks(torch.tensor([1.0, rank])),
         },
         folder / f"rank{rank}.pt",

@@ -347,7 +347,14 @@ class TrainedClassifier:
         networks = len({plan_of(self.model).resolve(width) for width in widths})
         mine = math.ceil(networks / world_size())
         with training_progress(len(loader) * mine, description="calibrating") as shown:
-            calibrate(self.model, loader, widths, method=chosen, progress=shown.update)
+            calibrate(
+                self.model,
+                loader,
+                widths,
+                method=chosen,
+                progress=shown.update,
+                process_group="world",
+            )
         if rank() == 0:
             statistics = statistics_to_tensors(self.model)
             self.run.save_statistics(*statistics, model=self.model.state_dict())
