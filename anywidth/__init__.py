@@ -15,6 +15,7 @@ from anywidth.slimming.sorting import sort_channels
 from anywidth.training.calibration import calibrate, calibrated_widths
 from anywidth.training.distillation import soft_cross_entropy
 from anywidth.training.sampling import Sampling, sample_widths
+from anywidth.training.statistics_state import load_statistics_state, statistics_state
 from anywidth.training.step import SandwichStep, StepResult
 from anywidth.width import ChannelConfig, WidthRange
 
@@ -37,6 +38,7 @@ __all__ = [
     "extract",
     "latency",
     "load",
+    "load_statistics_state",
     "macs",
     "models",
     "parameter_count",
@@ -49,4 +51,5 @@ __all__ = [
     "soft_cross_entropy",
     "sort_channels",
     "spectrum",
+    "statistics_state",
 ]
