@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from anywidth.deploying.deployment import Deployment, Runner
 from anywidth.deploying.exporting import check_format
 from anywidth.deploying.shared_weights import Match
-from anywidth.deploying.width_graphs import WidthGraph, width_graph
+from anywidth.deploying.width_graphs import WidthGraph, width_graphs
 from anywidth.errors import AnywidthError
 from anywidth.measuring.spectra import check_statistics, tracked_if_shown
 from anywidth.modes import evaluating
@@ -52,8 +52,10 @@ def write_branches(
     ordered = sorted(set(widths))
     resolve = state_of(model).resolve
     with evaluating(model):
-        configs = tracked_if_shown([resolve(w) for w in ordered], "converting widths", progress)
-        graphs = [width_graph(model, config, deployment) for config in configs]
+        configs = [resolve(width) for width in ordered]
+        converted = width_graphs(model, configs, deployment)
+        steps = tracked_if_shown(configs, "converting widths", progress)
+        graphs = [graph for _, graph in zip(steps, converted, strict=True)]
         content = _encode(ordered, graphs, deployment)
         run = _opened(content)
         difference = 0.0

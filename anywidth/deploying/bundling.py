@@ -17,7 +17,7 @@ from anywidth._version import __version__
 from anywidth.deploying.bundle_table import accuracy_name, described_tensors, measured_at
 from anywidth.deploying.called_network import described
 from anywidth.deploying.deployment import Deployment, Runner
-from anywidth.deploying.width_graphs import WidthGraph, width_graph
+from anywidth.deploying.width_graphs import WidthGraph, width_graphs
 from anywidth.errors import AnywidthError
 from anywidth.measuring.cost import macs, parameter_count
 from anywidth.measuring.spectra import Spectrum, check_statistics, tracked_if_shown
@@ -173,8 +173,9 @@ def _parts(
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """A bundle's tensors and its description; names of the same channels share a graph."""
     numbers = {config: n for n, config in enumerate(dict.fromkeys(configs.values()))}
-    order = tracked_if_shown(list(numbers), "converting widths", progress)
-    graphs = [width_graph(model, config, deployment) for config in order]
+    converted = width_graphs(model, list(numbers), deployment)
+    steps = tracked_if_shown(list(numbers), "converting widths", progress)
+    graphs = [graph for _, graph in zip(steps, converted, strict=True)]
     rows = [
         {
             "width": name,
