@@ -31,11 +31,16 @@ import torch
 import anywidth as aw
 from anywidth.app.runs.settings import override
 from anywidth.app.showing.plots import plot_spectra
-from anywidth.app.showing.results import run_spectrum
 from anywidth.app.studies.pieces import open_run, train_piece
 from anywidth.app.studies.provenance import provenance
-from anywidth.app.tasks.classification.task import build_model, open_trained, train_run
-from anywidth.app.tasks.recipes import fashion_mnist_demo
+from anywidth.app.tasks.classification.recipes import fashion_mnist_demo
+from anywidth.app.tasks.classification.task import (
+    TrainedClassifier,
+    build_model,
+    open_trained,
+    train_run,
+)
+from anywidth.app.tasks.results import run_spectrum
 from anywidth.distributed import local_device
 from anywidth.measuring.spectra import Spectrum, SpectrumPoint
 
@@ -62,7 +67,7 @@ def errors(job: tuple[str, int, str, dict[str, str], Path]) -> tuple[str, int, d
     train_piece(run, settings, train_run)
     trained = open_trained(folder, device)
     # The I-Net at full width is also run narrower: the control.
-    widths = [1.0] if name == "I-Net 0.25" else WIDTHS
+    widths = trained.widths if name == "I-Net 0.25" else WIDTHS
     if seed == 0 and name == "US-Net":
         widths = trained.widths
     trained.calibrate(widths)
@@ -86,7 +91,7 @@ def draw(found: dict[str, dict[str, list[float]]], path: Path) -> None:
             )
             for width in widths or sorted(found[name], key=float)
         ]
-        return Spectrum(label, tuple(points), kind)
+        return Spectrum(label, tuple(points), kind, TrainedClassifier.metrics)
 
     spectra = [
         spectrum("one network for all widths (US-Net)", "US-Net", "us"),

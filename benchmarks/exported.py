@@ -24,7 +24,6 @@ import torch
 import anywidth as aw
 from anywidth.app.studies.provenance import provenance
 from anywidth.app.tasks.classification.task import TrainedClassifier, open_trained
-from anywidth.app.tasks.deployment import deployed_classifier
 from anywidth.deploying.exporting import write_network
 from benchmarks.slicing import milliseconds
 
@@ -36,9 +35,7 @@ def open_session(trained: TrainedClassifier, width: float) -> onnxruntime.Infere
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "network.onnx"
-        write_network(
-            aw.extract(trained.model, width, fold=True), deployed_classifier(trained), path
-        )
+        write_network(aw.extract(trained.model, width, fold=True), trained.deployment(), path)
         return onnxruntime.InferenceSession(path, options)
 
 
@@ -58,7 +55,7 @@ def error_of(trained: TrainedClassifier, session: onnxruntime.InferenceSession) 
 def timed(
     trained: TrainedClassifier, session: onnxruntime.InferenceSession, width: float, repeats: int
 ) -> dict[str, float]:
-    network = deployed_classifier(trained).wrap(aw.extract(trained.model, width, fold=True)).eval()
+    network = trained.deployment().wrap(aw.extract(trained.model, width, fold=True)).eval()
     image = torch.rand(1, *trained.run.state()["input_shape"])
     runs = {
         "onnxruntime_ms": lambda: session.run(None, {"images": image.numpy()}),

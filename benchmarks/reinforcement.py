@@ -28,12 +28,12 @@ from typing import Any
 
 from anywidth.app.runs.run import Run
 from anywidth.app.runs.settings import override, to_json
-from anywidth.app.showing.results import run_spectrum, saved_spectrum
 from anywidth.app.showing.spectrum_tables import format_count
 from anywidth.app.studies.pieces import open_run, read_pieces, steps_per_second, train_piece
 from anywidth.app.studies.provenance import provenance
-from anywidth.app.tasks.recipes import recipe
+from anywidth.app.tasks.registry import recipe
 from anywidth.app.tasks.reinforcement.task import ReinforcementSettings, open_trained, train_run
+from anywidth.app.tasks.results import run_spectrum, saved_spectrum
 from anywidth.distributed import local_device
 from anywidth.errors import AnywidthError
 from anywidth.files import read_json, write_atomically, write_json
@@ -120,7 +120,7 @@ def evaluate_network(name: str, seed: int, options: argparse.Namespace) -> None:
         return
     trained = open_trained(folder_of(name, seed, options), options.device)
     if SPECTRUM in missing:
-        widths = [1.0] if trained.settings.method == "i" else list(WIDTHS)
+        widths = trained.widths if trained.settings.method == "i" else list(WIDTHS)
         run_spectrum(trained, widths, measure_latency=False)
     if SLICED in missing:
         found = spectrum(trained.model, trained.evaluate, WIDTHS, name="sliced", kind="control")

@@ -27,10 +27,10 @@ from typing import Any
 
 from anywidth.app.runs.run import Run
 from anywidth.app.showing.plots import plot_spectra
-from anywidth.app.showing.results import run_spectrum, saved_spectrum
 from anywidth.app.showing.spectrum_tables import format_count
 from anywidth.app.studies.pieces import open_run, read_pieces, steps_per_second, train_piece
 from anywidth.app.studies.provenance import provenance
+from anywidth.app.tasks.results import run_spectrum, saved_spectrum
 from anywidth.app.tasks.super_resolution.task import (
     SuperResolutionSettings,
     load_evaluation_sets,
@@ -116,11 +116,11 @@ def train_network(name: str, options: argparse.Namespace, deadline: float | None
 def evaluate_network(name: str, options: argparse.Namespace) -> None:
     """Write the spectrum of the run, unless it exists with these widths."""
     trained = open_trained(options.out / name, options.device)
-    widths = [1.0] if trained.settings.method == "i" else parse_widths(options.widths)
-    wanted = [trained.settings.width] if trained.settings.method == "i" else widths
+    alone = trained.settings.method == "i"
+    widths = trained.widths if alone else parse_widths(options.widths)
     if (trained.run.folder / "spectrum.json").exists():
         found = saved_spectrum(trained.run)
-        if [point.width for point in found.points] == wanted:
+        if [point.width for point in found.points] == widths:
             return
     run_spectrum(trained, widths, measure_latency=False)
 

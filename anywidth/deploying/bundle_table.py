@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from anywidth.deploying.deployment import Deployment
-from anywidth.measuring.spectra import Spectrum, lower_is_better
+from anywidth.measuring.spectra import Spectrum
 from anywidth.width import ChannelConfig
 
 # A share of wrong answers, in percent, is shown as the share of right ones.
@@ -44,7 +44,7 @@ def measured_at(spectrum: Spectrum | None, config: ChannelConfig) -> dict[str, A
     metrics = next((p.metrics for p in spectrum.points if p.channels == config), {})
     main = spectrum.metric()
     value = metrics.get(main)
-    if value is not None and lower_is_better(main):
+    if value is not None and spectrum.describe(main).lower_is_better:
         value = 100 - value if _ERROR in main else -value
     return {"metrics": dict(metrics), "accuracy": value}
 
@@ -54,6 +54,6 @@ def accuracy_name(spectrum: Spectrum | None) -> str | None:
     if spectrum is None:
         return None
     main = spectrum.metric()
-    if not lower_is_better(main):
+    if not spectrum.describe(main).lower_is_better:
         return main
     return main.replace(_ERROR, "accuracy") if _ERROR in main else f"-{main}"

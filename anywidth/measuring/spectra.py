@@ -7,7 +7,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,21 @@ KINDS = ("us", "s", "i", "control")
 
 _VERSION = 1
 _COST_COLUMNS = ("width", "macs", "parameters")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a metric is shown.
+
+    Args:
+        label: its name on an axis, with its unit.
+        decimals: it is printed with; None goes by the value's size.
+        lower_is_better: which way is better.
+    """
+
+    label: str
+    decimals: int | None = None
+    lower_is_better: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,11 +76,13 @@ class Spectrum:
         name: the label in plots and tables.
         points: the widths, in the order they were given.
         kind: "us", "s", "i" or "control"; decides how a plot draws it.
+        described: name of a metric → how it is shown. Files do not keep it.
     """
 
     name: str
     points: tuple[SpectrumPoint, ...]
     kind: str = "us"
+    described: Mapping[str, Metric] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -86,10 +103,23 @@ class Spectrum:
             )
         return name or self.metrics[0]
 
+    def describe(self, metric: str) -> Metric:
+        """How a metric is shown; `psnr_Set5` as `psnr`, with the rest of its name.
+
+        One that nothing describes is better higher, unless it is called an error or a loss.
+        """
+        if metric in self.described:
+            return self.described[metric]
+        for known, found in self.described.items():
+            if metric.startswith(f"{known}_"):
+                return replace(found, label=f"{found.label}, {metric[len(known) + 1 :]}")
+        is_cost = any(word in metric.lower() for word in ("error", "loss"))
+        return Metric(metric.replace("_", " "), lower_is_better=is_cost)
+
     def best(self, metric: str | None = None) -> SpectrumPoint:
         """The point with the best value of a metric; of two equal points the cheaper one."""
         metric = self.metric(metric)
-        sign = 1 if lower_is_better(metric) else -1
+        sign = 1 if self.describe(metric).lower_is_better else -1
         known = [p for p in self.points if not math.isnan(p.metrics.get(metric, math.nan))]
         if not known:
             raise AnywidthError(f"{metric!r} is NaN at every width of {self.name!r}")
@@ -249,10 +279,6 @@ def values_at(spectrum: Spectrum, width: float, metric: str) -> list[float]:
 def standard_error(point: SpectrumPoint, metric: str) -> float:
     """The standard error of a metric over games or seeds; 0 if it is not known."""
     return point.metrics.get(metric + STANDARD_ERROR, 0.0)
-
-
-def lower_is_better(metric: str) -> bool:
-    return any(word in metric.lower() for word in ("error", "loss"))
 
 
 def _latency(model: nn.Module, config: ChannelConfig) -> float:

@@ -8,11 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from anywidth.app.runs import settings
 from anywidth.app.runs.run import Run
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(settings.Settings):
     task: ClassVar[str] = "test"
     version: ClassVar[int] = 1
     epochs: int = 3

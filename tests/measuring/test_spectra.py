@@ -24,8 +24,11 @@ from anywidth.app.showing.spectrum_tables import (
     format_metric,
     spectrum_table,
 )
+from anywidth.app.tasks.classification.task import TrainedClassifier
+from anywidth.app.tasks.reinforcement.task import TrainedPolicy
+from anywidth.app.tasks.super_resolution.task import TrainedUpscaler
 from anywidth.errors import AnywidthError
-from anywidth.measuring.spectra import Spectrum, SpectrumPoint, joined, spectrum
+from anywidth.measuring.spectra import Metric, Spectrum, SpectrumPoint, joined, spectrum
 from anywidth.measuring.width_lists import parse_widths, spectrum_widths
 from anywidth.width import ChannelConfig
 
@@ -272,7 +275,8 @@ def test_spectra_of_one_name_and_kind_are_one_series() -> None:
 
 
 def test_the_tables_show_every_width() -> None:
-    ours = Spectrum("US-Net", (point(0.25, 9.5, 41_000_000), point(1.0, 7.25, 568_740_352)))
+    points = (point(0.25, 9.5, 41_000_000), point(1.0, 7.25, 568_740_352))
+    ours = Spectrum("US-Net", points, described=TrainedClassifier.metrics)
     text = rendered(spectrum_table(ours))
     assert "568.7 M" in text
     assert "top-1 error" in text
@@ -293,7 +297,7 @@ def of_sets(count: int) -> Spectrum:
     points = [
         SpectrumPoint(w, ChannelConfig(()), 5_500_000_000, 10, metrics, 1.5) for w in (0.5, 1)
     ]
-    return Spectrum("US-WDSR", tuple(points))
+    return Spectrum("US-WDSR", tuple(points), described=TrainedUpscaler.metrics)
 
 
 def test_a_narrow_terminal_leaves_columns_out_and_names_them() -> None:
@@ -302,7 +306,7 @@ def test_a_narrow_terminal_leaves_columns_out_and_names_them() -> None:
     row = next(line for line in lines if line.split()[:1] == ["0.5"])
     assert row.split() == ["0.5", "5.5", "G", "10", "34.16", "0.9234", "33.00", "0.9000", "1.50"]
     said = " ".join(" ".join(lines).split())
-    for name in ("psnr Set1", "ssim Set1", "psnr Set2", "ssim Set2"):
+    for name in ("PSNR, dB, Set1", "SSIM, Set1", "PSNR, dB, Set2", "SSIM, Set2"):
         assert name in said.partition("No room for:")[2]
     assert "spectrum.csv has all columns" in said
     wide = rendered(spectrum_table(of_sets(3)), 120)
@@ -318,7 +322,8 @@ def test_no_number_is_ever_cut_or_broken(columns: int) -> None:
     metrics |= {f"greedy_{name}": value for name, value in metrics.items()}
     played = SpectrumPoint(0.25, ChannelConfig(()), 343_800_000, 10, metrics, 1.5)
     runs = [Spectrum(f"US-net[b]{i}", (point(0.25, e),)) for i in range(7) for e in (9.0, 12.0)]
-    scores = rendered(spectrum_table(Spectrum("[b]US", (played,))), columns)
+    policy = Spectrum("[b]US", (played,), described=TrainedPolicy.metrics)
+    scores = rendered(spectrum_table(policy), columns)
     compared = rendered(comparison_table(runs), columns)
     for text in (scores, compared):
         assert "…" not in text
@@ -334,14 +339,19 @@ def test_a_deviation_has_the_decimals_of_its_mean() -> None:
     assert format_mean([8.1, 8.2]) == "8.15 ± 0.07"
     assert format_mean([0.25, 0.5]) == "0.3750 ± 0.1768"
     assert format_mean([8.1]) == "8.10"
-    assert format_mean([0.25, 0.5], "score") == "0.38 ± 0.18"
+    assert format_mean([0.25, 0.5], Metric("score", 2)) == "0.38 ± 0.18"
 
 
 def test_a_metric_has_the_same_decimals_at_every_size() -> None:
-    assert [format_metric(v, "top5_error") for v in (0.6, 29.3)] == ["0.60", "29.30"]
-    assert [format_metric(v, "ssim_Set5") for v in (0.9, 1.0)] == ["0.9000", "1.0000"]
-    assert [format_metric(v, "loss") for v in (0.31, 2.3)] == ["0.3100", "2.3000"]
-    assert [format_metric(v, "my_share") for v in (0.31, 2.3)] == ["0.3100", "2.30"]
+    classes = Spectrum("a", (), described=TrainedClassifier.metrics)
+    pictures = Spectrum("b", (), described=TrainedUpscaler.metrics)
+    for of, name, values, shown in (
+        (classes, "top5_error", (0.6, 29.3), ["0.60", "29.30"]),
+        (pictures, "ssim_Set5", (0.9, 1.0), ["0.9000", "1.0000"]),
+        (classes, "loss", (0.31, 2.3), ["0.3100", "2.3000"]),
+        (classes, "my_share", (0.31, 2.3), ["0.3100", "2.30"]),
+    ):
+        assert [format_metric(value, of.describe(name)) for value in values] == shown
     assert format_mean([]) == "-"
 
 

@@ -12,7 +12,7 @@ from tiny_networks import converted, images_and_labels, tiny
 from torch import nn
 
 import anywidth as aw
-from anywidth.app.tasks.classification.task import ClassificationSettings, build_model, sampling_of
+from anywidth.app.tasks.classification.task import ClassificationSettings, build_model
 from anywidth.planning.cuts import is_converted
 from anywidth.slimming.convert import track_statistics
 from anywidth.slimming.switchable import add_private_affine
@@ -157,7 +157,7 @@ def test_an_individual_network_is_built_at_its_width() -> None:
 def test_an_individual_network_trains_at_its_one_width() -> None:
     settings = ClassificationSettings(method="i", width=0.25)
     narrow = built(method="i", width=0.25)
-    assert aw.sample_widths(narrow, 5, sampling_of(settings)) == [aw.plan_of(narrow).full]
+    assert aw.sample_widths(narrow, 5, settings.sampling()) == [aw.plan_of(narrow).full]
 
 
 def test_a_slimmable_configuration_visits_its_switches() -> None:
@@ -167,5 +167,5 @@ def test_a_slimmable_configuration_visits_its_switches() -> None:
     )  # fmt: skip
     model = build_model(settings, 10, (1, 12, 12))
     plan = aw.plan_of(model)
-    assert aw.sample_widths(model, 0, sampling_of(settings)) == [plan.full, plan.narrowest]
+    assert aw.sample_widths(model, 0, settings.sampling()) == [plan.full, plan.narrowest]
     assert model[1].private_affine.weight[0].shape == (4,)  # type: ignore[index]

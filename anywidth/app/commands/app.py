@@ -10,12 +10,10 @@ from anywidth._version import __version__
 from anywidth.app.commands.evaluate import calibrate, compare, report, spectrum
 from anywidth.app.commands.export import export
 from anywidth.app.commands.inspect import inspect
-from anywidth.app.commands.play import play
-from anywidth.app.commands.predict import predict
 from anywidth.app.commands.serve import serve
 from anywidth.app.commands.study import study
 from anywidth.app.commands.train import train
-from anywidth.app.commands.upscale import upscale
+from anywidth.app.tasks.registry import TASKS, task_named
 
 
 def _print_version(is_asked_for: bool) -> None:
@@ -49,9 +47,8 @@ app.command()(calibrate)
 app.command()(spectrum)
 app.command()(compare)
 app.command()(report)
-app.command()(predict)
-app.command()(upscale)
-app.command()(play)
+for task in TASKS:
+    app.command()(task_named(task).command)
 app.command()(export)
 app.command()(serve)
 app.command()(inspect)

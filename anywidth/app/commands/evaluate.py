@@ -10,31 +10,20 @@ from typing import Annotated
 
 import typer
 
-from anywidth.app.commands.output import console, say
-from anywidth.app.commands.places import DataDir, EvalDir
-from anywidth.app.commands.tasks import check_same_task, open_trained, task_of
 from anywidth.app.runs.run import Run
+from anywidth.app.showing.output import console, say
 from anywidth.app.showing.plots import plot_spectra
-from anywidth.app.showing.results import (
-    Trained,
-    has_statistics,
-    network_widths,
-    run_report,
-    run_spectrum,
-    saved_spectra,
-    saved_spectrum,
-    shown_width,
-    widths_to_calibrate,
-)
 from anywidth.app.showing.spectrum_tables import comparison_table, spectrum_table
+from anywidth.app.tasks.command_options import DataDir, Device, EvalDir, RunFolder
+from anywidth.app.tasks.registry import check_same_task, open_trained, task_of
+from anywidth.app.tasks.results import run_report, run_spectrum, saved_spectra, saved_spectrum
+from anywidth.app.tasks.trained import Trained
 from anywidth.errors import AnywidthError
 from anywidth.measuring.spectra import Spectrum
 from anywidth.measuring.width_lists import parse_widths
 from anywidth.slimming.convert import plan_of
 
 EVERY = "every"
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Widths = Annotated[
     str | None,
     typer.Option(
@@ -63,14 +52,13 @@ def calibrate(
       anywidth calibrate runs/demo --widths 0.25:1.0:0.025 --samples 1000
     """
     _check_writable(run)
-    if not has_statistics(open_trained(run, device, with_data=False).model):
+    if not open_trained(run, device, with_data=False).has_statistics:
         say("This network has no batch norm: every width can be run as it is.")
         return
     trained = open_trained(run, device, data_dir=data_dir)
     chosen = _chosen(trained, widths)
     images = trained.calibrate(chosen, samples, method)
-    shown = ", ".join(str(shown_width(trained, width)) for width in chosen)
-    say(f"{_counted(chosen)} calibrated over {images:,} images: {shown}")
+    say(f"{_counted(chosen)} calibrated over {images:,} images: {', '.join(map(str, chosen))}")
     if _earlier(trained.run) is not None:
         say(f"Spectrum and report are of before; make them anew: anywidth spectrum {run}")
 
@@ -99,8 +87,7 @@ def spectrum(
     _check_writable(run)
     trained = open_trained(run, device, data_dir=data_dir, eval_dir=eval_dir)
     chosen = _chosen(trained, widths)
-    if needed := widths_to_calibrate(trained, chosen):
-        trained.calibrate(needed)
+    trained.complete_statistics(chosen)
     before = _earlier(trained.run)
     found = run_spectrum(trained, chosen, latency)
     console.print(spectrum_table(found))
@@ -135,8 +122,9 @@ def compare(
         raise AnywidthError(f"--out {out}: there is no folder {out.parent}")
     if out.suffix.lower() not in (".png", ".svg"):
         raise AnywidthError(f"--out {out}: expected a name that ends in .png or .svg")
-    check_same_task(runs)
-    spectra = saved_spectra([Run.open(folder) for folder in runs])
+    opened = [Run.open(folder) for folder in runs]
+    check_same_task(opened)
+    spectra = saved_spectra(opened)
     console.print(comparison_table(spectra, metric))
     plot_spectra(spectra, out, metric)
     say(f"Written: {out}")
@@ -159,12 +147,12 @@ def report(
 
       anywidth report runs/us --baseline runs/i-0.25 --baseline runs/i-1.0
     """
-    task = task_of(run)
+    own, *baselines = [Run.open(folder) for folder in (run, *(baseline or []))]
     _check_writable(run)
-    trained = open_trained(run, device, task.sections_need_data, data_dir, eval_dir)
-    check_same_task([run, *(baseline or [])])
-    baselines = [Run.open(folder) for folder in baseline or []]
-    say(f"Report: {run_report(trained, baselines, task.sections(trained))}")
+    check_same_task([own, *baselines])
+    with_data = task_of(own).trained.sections_need_data
+    trained = open_trained(run, device, with_data, data_dir=data_dir, eval_dir=eval_dir)
+    say(f"Report: {run_report(trained, baselines)}")
 
 
 def _check_writable(folder: Path) -> None:
@@ -178,10 +166,15 @@ def _check_writable(folder: Path) -> None:
 
 
 def _chosen(trained: Trained, widths: str | None) -> list[float]:
-    """The network's widths that an option asks for."""
-    if widths == EVERY:
+    """The widths that an option asks for."""
+    if widths == EVERY and trained.settings.can_narrow(trained.model):
         return plan_of(trained.model).distinct_widths()
-    return network_widths(trained, parse_widths(widths, f", or `{EVERY}`") if widths else None)
+    if widths is None or widths == EVERY:
+        return trained.widths
+    chosen = parse_widths(widths, f", or `{EVERY}`")
+    for width in chosen:
+        trained.own_width(width)  # refuses one that the network does not have
+    return chosen
 
 
 def _counted(widths: Sequence[object]) -> str:

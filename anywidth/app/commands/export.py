@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from anywidth.app.commands.output import say
-from anywidth.app.commands.tasks import open_trained, task_of
-from anywidth.app.showing.results import (
-    Trained,
-    check_calibrated,
-    network_width,
-    network_widths,
-    saved_spectrum,
-    shown_width,
-)
+from anywidth.app.showing.output import say
 from anywidth.app.showing.spectrum_tables import format_count
+from anywidth.app.tasks.command_options import RunFolder, Width
 from anywidth.app.tasks.examples import as_fact
+from anywidth.app.tasks.registry import open_trained
+from anywidth.app.tasks.results import saved_spectrum
+from anywidth.app.tasks.trained import Trained
 from anywidth.deploying.branching import write_branches
 from anywidth.deploying.bundling import check_packages, write_bundle
 from anywidth.deploying.deployment import Deployment
@@ -31,19 +26,16 @@ from anywidth.measuring.cost import macs, parameter_count
 from anywidth.measuring.width_lists import parse_widths
 from anywidth.slimming.convert import plan_of
 from anywidth.slimming.extraction import extract
-from anywidth.width import Width
 
 _BUNDLE = ".anywidth"
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    run: RunFolder,
     out: Annotated[
         Path, typer.Option(help="The file to write: NAME.anywidth, NAME.onnx or NAME.pt2.")
     ],
-    width: Annotated[
-        float | None, typer.Option(help="One width; the widest if none is given.")
-    ] = None,
+    width: Width = None,
     widths: Annotated[
         str | None,
         typer.Option(
@@ -73,24 +65,24 @@ def export(
     _check(out, width, widths)
     trained, deployment = _opened(run, is_bundle=out.suffix == _BUNDLE)
     if out.suffix != _BUNDLE and widths is None:
-        _export_one(trained, deployment, out, network_width(trained, width))
+        _export_one(trained, deployment, out, trained.chosen(width))
     else:
-        _export_many(trained, deployment, out, str(width) if widths is None and width else widths)
+        many = parse_widths(widths) if widths else trained.widths if width is None else [width]
+        _export_many(trained, deployment, out, [trained.chosen(width) for width in many])
     say(f"Takes {deployment.takes}: {_shape(deployment)}")
     say(f"Gives {', '.join(deployment.output_names)}")
 
 
 def _opened(run: Path, *, is_bundle: bool) -> tuple[Trained, Deployment]:
     """A run and how its network is called; a bundle brings inputs along, to be tried on a page."""
-    task = task_of(run)
     if is_bundle:
         with contextlib.suppress(AnywidthError):  # its data is elsewhere by now: no examples then
             trained = open_trained(run, "cpu")
-            deployment = task.deploy(trained)
-            facts = {**deployment.facts, "examples": as_fact(task.examples(trained))}
+            deployment = trained.deployment()
+            facts = {**deployment.facts, "examples": as_fact(trained.examples())}
             return trained, dataclasses.replace(deployment, facts=facts)
     trained = open_trained(run, "cpu", with_data=False)
-    return trained, task.deploy(trained)
+    return trained, trained.deployment()
 
 
 def _check(out: Path, width: float | None, widths: str | None) -> None:
@@ -111,35 +103,33 @@ def _check(out: Path, width: float | None, widths: str | None) -> None:
 
 
 def _export_one(trained: Trained, deployment: Deployment, out: Path, width: float) -> None:
-    check_calibrated(trained, width)
-    error = write_network(extract(trained.model, width, fold=True), deployment, out)
+    own = trained.own_width(width)
+    error = write_network(extract(trained.model, own, fold=True), deployment, out)
     costs = (
-        f"{format_count(macs(trained.model, width))} multiply-adds",
-        f"{format_count(parameter_count(trained.model, width))} parameters",
+        f"{format_count(macs(trained.model, own))} multiply-adds",
+        f"{format_count(parameter_count(trained.model, own))} parameters",
         f"{format_count(out.stat().st_size)}B",
     )
-    say(f"Written: {out}, width {shown_width(trained, width)}: {', '.join(costs)}")
+    say(f"Written: {out}, width {width}: {', '.join(costs)}")
     say(f"Read back and run: it differs from the network by {error:.1g} of the largest output")
 
 
-def _export_many(trained: Trained, deployment: Deployment, out: Path, widths: str | None) -> None:
-    chosen = network_widths(trained, parse_widths(widths) if widths else None)
-    for width in chosen:
-        check_calibrated(trained, width)
+def _export_many(
+    trained: Trained, deployment: Deployment, out: Path, widths: Sequence[float]
+) -> None:
+    own: dict[Any, Any] = {width: trained.own_width(width) for width in widths}
     if out.suffix == _BUNDLE:
-        named: Mapping[float | str, Width] = {shown_width(trained, w): w for w in chosen}
         spectrum = None
         with contextlib.suppress(AnywidthError):  # accuracy goes into the file if it was measured
             spectrum = saved_spectrum(trained.run)
-        error = write_bundle(trained.model, deployment, out, named, spectrum=spectrum)
+        error = write_bundle(trained.model, deployment, out, own, spectrum=spectrum)
     else:
-        error = write_branches(trained.model, deployment, out, chosen)
+        error = write_branches(trained.model, deployment, out, list(own.values()))
     full = 4 * parameter_count(trained.model, plan_of(trained.model).full)
     size = out.stat().st_size
     say(
-        f"Written: {out}, {len(chosen)} widths from {shown_width(trained, min(chosen))} to "
-        f"{shown_width(trained, max(chosen))}: {format_count(size)}B, {size / full:.2f} times the "
-        "full network's parameters"
+        f"Written: {out}, {len(own)} widths from {min(own)} to {max(own)}: {format_count(size)}B, "
+        f"{size / full:.2f} times the full network's parameters"
     )
     say(
         f"Read back and run at every width: it differs from the network by {error:.1g} of the "

@@ -13,9 +13,9 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from anywidth.app.commands.output import console, say
 from anywidth.app.runs.metrics import read_metrics
 from anywidth.app.runs.run import Run
+from anywidth.app.showing.output import console, say
 from anywidth.app.studies.definitions import MOBILENET_V1, MOBILENET_V2, STUDIES
 from anywidth.app.studies.gathered import GATHERED, GatheredStudy, gather
 from anywidth.app.studies.processes import available_cores, work_through

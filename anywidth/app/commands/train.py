@@ -11,14 +11,13 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from anywidth.app.commands.output import console, say
-from anywidth.app.commands.places import anchored, moved
-from anywidth.app.commands.tasks import settings_of, task_named
 from anywidth.app.runs.run import Run
 from anywidth.app.runs.settings import Settings, check_read, describe, override
-from anywidth.app.showing.results import run_report, run_spectrum, widths_to_calibrate
+from anywidth.app.showing.output import console, say
 from anywidth.app.showing.spectrum_tables import spectrum_table
-from anywidth.app.tasks.recipes import RECIPES, AnySettings, recipe
+from anywidth.app.tasks.registry import all_recipes, recipe, settings_of, task_named
+from anywidth.app.tasks.results import run_report, run_spectrum
+from anywidth.app.tasks.task_settings import TaskSettings
 from anywidth.distributed import barrier, local_device, rank, start_processes, stop_processes
 from anywidth.errors import AnywidthError
 
@@ -97,25 +96,24 @@ def train(
         _refuse_changes(name, out, epochs, batch_size, seed, *_unchangeable(fields))
         places = {"device": device, "data-dir": data_dir, "eval-dir": eval_dir}
         changes = {field: str(value) for field, value in places.items() if value is not None}
-        settings = override(moved(settings_of(resume), data_dir, eval_dir), fields)
+        now = settings_of(resume).moved(data_dir=data_dir, eval_dir=eval_dir)
+        settings = override(now, fields)
         if device is not None:
             settings = override(settings, {"device": device})
         folder, go_on = resume, _resume_command(resume, {**changes, **fields})
     else:
-        name = name or "fashion_mnist_demo"
+        name = name or next(iter(all_recipes()))
         numbers = {"epochs": epochs, "batch_size": batch_size, "seed": seed}
         named = {**numbers, "device": device, "data_dir": data_dir, "eval_dir": eval_dir}
         changes = {field: str(value) for field, value in named.items() if value is not None}
-        settings = anchored(override(recipe(name), {**fields, **changes}))
+        settings = override(recipe(name), {**fields, **changes}).anchored()
         folder = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         go_on = _resume_command(folder)
     if show:
         _print_fields(settings)
         return
-    task = task_named(settings.task)
-    task.check(settings)
     if resume is None:
-        check_read(settings, [*fields, *changes], task.unread(settings))
+        check_read(settings, [*fields, *changes], settings.unread())
     start_processes(local_device(settings.device))
     try:
         if not _train(settings, folder, is_new=resume is None):
@@ -132,7 +130,7 @@ def train(
         stop_processes()
 
 
-def _train(settings: AnySettings, folder: Path, is_new: bool) -> bool:
+def _train(settings: TaskSettings, folder: Path, is_new: bool) -> bool:
     if rank() == 0:
         run = Run.create(folder, settings) if is_new else Run.open(folder, writing=True)
         say(f"Run: {folder}")
@@ -158,21 +156,19 @@ def _discard(run: Run) -> None:
         run.folder.rmdir()
 
 
-def finish(folder: Path, settings: AnySettings) -> None:
+def finish(folder: Path, settings: TaskSettings) -> None:
     """Calibrates all widths of a trained run, draws its spectrum and writes its report.
 
     All ranks calibrate; the first one goes on alone.
     """
-    task = task_named(settings.task)
-    trained = task.open(folder, settings.device, True, settings)
-    if needed := widths_to_calibrate(trained, trained.widths):
-        trained.calibrate(needed)
+    trained = task_named(settings.task).open(folder, settings.device, True, settings)
+    trained.complete_statistics(trained.widths)
     is_first = rank() == 0
     stop_processes()
     if not is_first:
         return
     console.print(spectrum_table(run_spectrum(trained)))
-    say(f"Report: {run_report(trained, sections=task.sections(trained))}")
+    say(f"Report: {run_report(trained)}")
 
 
 def _refuse_changes(*values: object) -> None:
@@ -219,9 +215,8 @@ def _split_arguments(arguments: list[str]) -> tuple[str | None, dict[str, str]]:
 def _print_recipes() -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
-    for found in RECIPES:
-        summary = (found.__doc__ or "").strip().splitlines()[0]
-        table.add_row(found.__name__, Text(summary))
+    for name, found in all_recipes().items():
+        table.add_row(name, Text((found.__doc__ or "").strip().splitlines()[0]))
     console.print(table)
 
 

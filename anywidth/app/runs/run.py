@@ -67,7 +67,8 @@ class Run:
 
     @classmethod
     def create(cls, folder: str | Path, settings: Settings) -> Run:
-        """Starts a run in a new or empty folder and writes its configuration."""
+        """Starts a run in a new or empty folder, checks its settings and writes them."""
+        settings.check()
         folder = Path(folder)
         data = to_json(settings)
         make_folder(folder)

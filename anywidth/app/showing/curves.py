@@ -10,46 +10,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anywidth.app.showing.figure_style import BLUE, GREEN, INK, ORANGE, write_figure
-from anywidth.app.showing.spectrum_tables import metric_label
 from anywidth.errors import AnywidthError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_CURVE_LABELS = {
-    "accuracy": "accuracy on the batch, %",
-    "validation_error": "validation error, %",
-    "validation_psnr": "validation PSNR, dB",
-}
-_QUANTITIES = ("loss", "error", "accuracy", "psnr", "ssim", "return", "score")
 _MOST_POINTS = 300
 
 
-def plot_curves(rows: Sequence[Mapping[str, float]], path: str | Path) -> None:
+def plot_curves(
+    rows: Sequence[Mapping[str, float]], path: str | Path, titles: Mapping[str, str]
+) -> None:
     """Draws training curves: a panel for each quantity, a line for each width.
 
-    Quantities are losses, errors, accuracies, scores and the like, not learning rates. A column is
-    named `quantity/width`, as in "loss/0.25", or for the two ends `quantity_max` and
+    A column is named `quantity/width`, as in "loss/0.25", or for the two ends `quantity_max` and
     `quantity_min`; any other is a line of its own. The horizontal axis is the column "agent_steps"
     where there is one, "epoch" where that grows from row to row, else "step".
 
     Args:
         rows: what `anywidth.app.runs.metrics.read_metrics` returned.
         path: ends in .png or .svg.
+        titles: quantities to draw → what stands above their panels.
     """
-    write_figure(path, lambda: curves_figure(rows))
+    write_figure(path, lambda: curves_figure(rows, titles))
 
 
-def curves_figure(rows: Sequence[Mapping[str, float]]) -> Figure:
+def curves_figure(rows: Sequence[Mapping[str, float]], titles: Mapping[str, str]) -> Figure:
     """The figure of `plot_curves`; call it and `figure_bytes` inside `style()`."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    panels = _panels(rows)
+    panels = _panels(rows, titles)
     if not panels:
         names = list(dict.fromkeys(name for row in rows for name in row))
         raise AnywidthError(
-            f"no training curves in the columns {names[:12]}: expected some like loss/1.0"
+            f"no training curves in the columns {names[:12]}: expected some of {list(titles)}"
         )
     across = _across(rows)
     wide = 3 if len(panels) == 3 else min(2, len(panels))
@@ -68,7 +63,7 @@ def curves_figure(rows: Sequence[Mapping[str, float]]) -> Figure:
         axes.set_xlabel(across.replace("_", " "))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
-        axes.set_title(_CURVE_LABELS.get(quantity, metric_label(quantity)))
+        axes.set_title(titles[quantity])
         axes.margins(x=0.03)
         if any(lines):
             heading = "width" if all(map(_is_number, lines)) else None
@@ -83,20 +78,24 @@ def _tick(value: float) -> str:
     return f"{value:g}"
 
 
-def has_curves(rows: Sequence[Mapping[str, float]]) -> bool:
+def has_curves(rows: Sequence[Mapping[str, float]], titles: Mapping[str, str]) -> bool:
     """Whether `plot_curves` finds anything to draw."""
-    return bool(_panels(rows))
+    return bool(_panels(rows, titles))
 
 
-def _panels(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, str]]:
+def _panels(
+    rows: Sequence[Mapping[str, float]], titles: Mapping[str, str]
+) -> dict[str, dict[str, str]]:
     """For each quantity, the label and the column of each of its lines."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     panels: dict[str, dict[str, str]] = {}
     for column in columns:
         quantity, label = _quantity_and_label(column)
-        wanted = any(word in quantity.lower() for word in _QUANTITIES)
-        if wanted and column not in ("step", "epoch"):
+        if quantity in titles:
             panels.setdefault(quantity, {})[label] = column
+    for quantity, lines in panels.items():
+        if list(lines) == ["widest"]:  # of a network with one width
+            panels[quantity] = {"": lines["widest"]}
     return {q: dict(sorted(lines.items(), key=_by_width)) for q, lines in panels.items()}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anywidth.app.showing.figure_style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, write_figure
-from anywidth.app.showing.spectrum_tables import format_metric, format_width, metric_label
+from anywidth.app.showing.spectrum_tables import format_metric, format_width
 from anywidth.errors import AnywidthError
 from anywidth.measuring.spectra import Spectrum, joined, standard_error
 
@@ -80,7 +80,7 @@ def spectra_figure(
     unit, scale = _unit(max(costs))
     low, high = _limits(series)
     axes.set_xlabel(f"multiply-adds{unit}")
-    axes.set_ylabel(metric_label(metric))
+    axes.set_ylabel(spectra[0].describe(metric).label)
     axes.set_xlim(*_padded(min(costs) / scale, max(costs) / scale, 0.05))
     axes.set_ylim(low, high)
     _draw(axes, series, scale)

@@ -26,7 +26,6 @@ from anywidth.app.showing.spectrum_tables import (
     format_metric,
     format_point,
     format_width,
-    metric_label,
     shown_metrics,
 )
 from anywidth.errors import AnywidthError
@@ -74,6 +73,7 @@ def write_report(
     spectrum: Spectrum,
     baselines: Sequence[Spectrum] = (),
     metrics: Sequence[Mapping[str, float]] = (),
+    curves: Mapping[str, str] | None = None,
     plan_text: str = "",
     extra_sections: Sequence[Section] = (),
 ) -> None:
@@ -86,7 +86,8 @@ def write_report(
             versions) becomes a table of its own.
         spectrum: the network at all its widths.
         baselines: what it is compared with in the plot.
-        metrics: rows of training metrics for the curves, from `read_metrics`; may be empty.
+        metrics: rows of training metrics, from `read_metrics`; may be empty.
+        curves: which of them are drawn → what they are called.
         plan_text: the printed plan.
         extra_sections: what else the task has to show.
     """
@@ -95,8 +96,8 @@ def write_report(
     metric = spectrum.metric()
     with style():
         parts = [_section("Spectrum", _plot(spectra_figure([spectrum, *baselines], metric)))]
-        if has_curves(metrics):
-            parts.append(_section("Training", _plot(curves_figure(metrics))))
+        if has_curves(metrics, curves or {}):
+            parts.append(_section("Training", _plot(curves_figure(metrics, curves or {}))))
     for heading, sections in itertools.groupby(extra_sections, key=lambda one: one.title):
         parts.append(_section(heading, "".join(map(_extra, sections))))
     parts.append(_section("Widths", _width_table(spectrum, baselines, metric)))
@@ -147,9 +148,9 @@ def _tiles(spectrum: Spectrum, metric: str) -> str:
     """What one looks for first: the main metric and the cost at both ends."""
     by_cost = sorted(spectrum.points, key=lambda point: (point.macs, point.width or 0.0))
     narrowest, widest = by_cost[0], by_cost[-1]
-    shown = [_tile(widest, metric)]
+    shown = [_tile(spectrum, widest, metric)]
     if narrowest.macs != widest.macs:
-        shown.append(_tile(narrowest, metric))
+        shown.append(_tile(spectrum, narrowest, metric))
         fewer = f"{widest.macs / narrowest.macs:.1f} times"
         shown.append((fewer, "fewer multiply-adds at the narrowest"))
     # Widths that round to the same channels are one network.
@@ -161,10 +162,11 @@ def _tiles(spectrum: Spectrum, metric: str) -> str:
     return f'<div class="tiles">{"".join(tiles)}</div>'
 
 
-def _tile(point: SpectrumPoint, metric: str) -> tuple[str, str]:
+def _tile(spectrum: Spectrum, point: SpectrumPoint, metric: str) -> tuple[str, str]:
+    shown = spectrum.describe(metric)
     where = "nonuniform" if point.width is None else f"at width {format_width(point.width)}"
-    label = f"{metric_label(metric)} {where}, {format_count(point.macs)} multiply-adds"
-    return format_point(point, metric), label
+    label = f"{shown.label} {where}, {format_count(point.macs)} multiply-adds"
+    return format_point(point, metric, shown), label
 
 
 def _plot(figure: Figure) -> str:
@@ -180,10 +182,11 @@ def _width_table(spectrum: Spectrum, baselines: Sequence[Spectrum], metric: str)
     """A row a width, with what the baselines reach at the same width."""
     series = joined(baselines)
     has_latency = any(point.latency_ms is not None for point in spectrum.points)
-    metrics = shown_metrics(spectrum)
-    headings = ["width", *map(metric_label, metrics), "multiply-adds", "parameters"]
+    metrics = {name: spectrum.describe(name) for name in shown_metrics(spectrum)}
+    labels = [shown.label for shown in metrics.values()]
+    headings = ["width", *labels, "multiply-adds", "parameters"]
     headings += ["latency, ms"] * has_latency
-    headings += [f"{one.name}, {metric_label(metric)}" for one in series]
+    headings += [f"{one.name}, {spectrum.describe(metric).label}" for one in series]
     head = "".join(
         f'<th scope="col"><button type="button">{escape(heading)}</button></th>'
         for heading in headings
@@ -191,8 +194,8 @@ def _width_table(spectrum: Spectrum, baselines: Sequence[Spectrum], metric: str)
     rows = []
     for point in spectrum.points:
         cells = [_cell(point.width, format_width(point.width))]
-        for name in metrics:
-            cells.append(_cell(point.metrics.get(name), format_point(point, name)))
+        for name, shown in metrics.items():
+            cells.append(_cell(point.metrics.get(name), format_point(point, name, shown)))
         cells.append(_cell(point.macs, format_count(point.macs)))
         cells.append(_cell(point.parameters, format_count(point.parameters)))
         if has_latency:
@@ -200,7 +203,7 @@ def _width_table(spectrum: Spectrum, baselines: Sequence[Spectrum], metric: str)
         for one in series:
             values = [] if point.width is None else values_at(one, point.width, metric)
             mean = statistics.mean(values) if values else None
-            cells.append(_cell(mean, format_mean(values, metric)))
+            cells.append(_cell(mean, format_mean(values, spectrum.describe(metric))))
         rows.append(f"<tr>{''.join(cells)}</tr>")
     body = "\n".join(rows)
     return (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from anywidth.errors import AnywidthError
 from anywidth.measuring.spectra import (
     STANDARD_ERROR,
+    Metric,
     Spectrum,
     SpectrumPoint,
     joined,
@@ -23,17 +24,6 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
-_LABELS = {
-    "top1_error": "top-1 error, %",
-    "top5_error": "top-5 error, %",
-    "top1_accuracy": "top-1 accuracy, %",
-    "top5_accuracy": "top-5 accuracy, %",
-    "psnr": "PSNR, dB",
-    "ssim": "SSIM",
-    "score": "mean score",
-    "greedy_score": "mean score, greedy",
-}
-
 
 def spectrum_table(spectrum: Spectrum) -> FittedTable:
     """A row a width, for a terminal; on a narrow one without some columns, as a line then says."""
@@ -42,7 +32,10 @@ def spectrum_table(spectrum: Spectrum) -> FittedTable:
     macs = _Column("multiply-adds", [format_count(point.macs) for point in points])
     parameters = _Column("parameters", [format_count(point.parameters) for point in points])
     metrics = [
-        _Column(metric_label(name), [format_point(point, name) for point in points])
+        _Column(
+            spectrum.describe(name).label,
+            [format_point(point, name, spectrum.describe(name)) for point in points],
+        )
         for name in shown_metrics(spectrum)
     ]
     latency = [_Column("latency, ms", [format_metric(point.latency_ms) for point in points])]
@@ -64,14 +57,15 @@ def comparison_table(spectra: Sequence[Spectrum], metric: str | None = None) -> 
     if not series:
         raise AnywidthError("comparison_table([]): give at least one spectrum")
     metric = series[0].metric(metric)
+    shown = series[0].describe(metric)
     widths = sorted({p.width for one in series for p in one.points if p.width is not None})
     columns = []
     for one in series:
         one.metric(metric)
         found = (values_at(one, width, metric) for width in widths)
-        columns.append(_Column(one.name, [format_mean(values, metric) for values in found]))
+        columns.append(_Column(one.name, [format_mean(values, shown) for values in found]))
     first = _Column("width", list(map(format_width, widths)))
-    return BlockTable(metric_label(metric), first, columns)
+    return BlockTable(shown.label, first, columns)
 
 
 def shown_metrics(spectrum: Spectrum) -> list[str]:
@@ -84,23 +78,23 @@ def shown_metrics(spectrum: Spectrum) -> list[str]:
     ]
 
 
-def format_point(point: SpectrumPoint, metric: str) -> str:
+def format_point(point: SpectrumPoint, name: str, metric: Metric | None = None) -> str:
     """A metric at one width, with its standard error if there is one."""
-    value, error = point.metrics.get(metric), standard_error(point, metric)
+    value, error = point.metrics.get(name), standard_error(point, name)
     if value is None or error == 0:
         return format_metric(value, metric)
     return _with_spread(value, error, metric)
 
 
-def format_mean(values: list[float], metric: str | None = None) -> str:
+def format_mean(values: list[float], metric: Metric | None = None) -> str:
     """The one value, or of several (seeds) the mean ± the standard deviation."""
     if len(values) < 2:
         return format_metric(values[0] if values else None, metric)
     return _with_spread(statistics.mean(values), statistics.stdev(values), metric)
 
 
-def format_metric(value: float | None, metric: str | None = None) -> str:
-    """A value with the decimals its metric is read with; where that is not known, by its size."""
+def format_metric(value: float | None, metric: Metric | None = None) -> str:
+    """A value with the decimals its metric is read with; if that is not known, by its size."""
     if value is None or math.isnan(value):
         return "-"
     return f"{value:.{_places(value, metric)}f}"
@@ -118,24 +112,16 @@ def format_width(width: float | None) -> str:
     return "nonuniform" if width is None else str(round(float(width), 6))
 
 
-def metric_label(metric: str) -> str:
-    """A metric's name as it stands on an axis."""
-    return _LABELS.get(metric, metric.replace("_", " "))
-
-
-def _places(value: float, metric: str | None) -> int:
-    name = metric or ""
-    if name.startswith("ssim") or "loss" in name:
-        return 4
-    if name.startswith("psnr") or "score" in name or metric_label(name).endswith("%"):
-        return 2
-    return 2 if abs(value) >= 1 else 4
-
-
-def _with_spread(value: float, spread: float, metric: str | None) -> str:
+def _with_spread(value: float, spread: float, metric: Metric | None) -> str:
     """Both to the same decimal place."""
     places = _places(value, metric)
     return f"{value:.{places}f} ± {spread:.{places}f}"
+
+
+def _places(value: float, metric: Metric | None) -> int:
+    if metric is None or metric.decimals is None:
+        return 2 if abs(value) >= 1 else 4
+    return metric.decimals
 
 
 # ---- tables that know how much room there is ----------------------------------------------------

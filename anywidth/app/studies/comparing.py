@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from anywidth.app.showing.spectrum_tables import format_width
+from anywidth.app.tasks.classification.task import TrainedClassifier
 from anywidth.errors import AnywidthError
 from anywidth.measuring.spectra import Spectrum
 
 METRIC = "top1_error"
+SHOWN = TrainedClassifier.metrics[METRIC]
 # A network has learned nothing if its error is not further below guessing, in points.
 NEAR_CHANCE = 1.0
 

@@ -14,6 +14,8 @@ from typing import Any
 from anywidth.app.showing.plots import plot_spectra
 from anywidth.app.showing.spectrum_tables import format_count, format_metric, format_width
 from anywidth.app.studies.comparing import Finding, judge
+from anywidth.app.tasks.reinforcement.task import TrainedPolicy
+from anywidth.app.tasks.super_resolution.task import TrainedUpscaler
 from anywidth.errors import AnywidthError
 from anywidth.files import make_folder, read_json, write_atomically
 from anywidth.measuring.spectra import STANDARD_ERROR, Spectrum, SpectrumPoint
@@ -26,6 +28,7 @@ _SEVERAL_SEEDS = (
     "With several seeds the deviation of their differences decides, as in the other studies."
 )
 
+_METRICS = {**TrainedUpscaler.metrics, **TrainedPolicy.metrics}
 _COLUMNS = ("network", "seed", "width", "multiply_adds", "parameters")
 # How the name of an ordinary network ends that was cut to narrower widths.
 SLICED = ", sliced"
@@ -290,7 +293,7 @@ def _spectra(rows: Sequence[Row]) -> list[Spectrum]:
             costs = row.multiply_adds, row.parameters or 0
             point = SpectrumPoint(row.width, ChannelConfig(()), *costs, row.metrics)
             series.setdefault(row.network, []).append(point)
-    return [Spectrum(name, tuple(points), _kind(name)) for name, points in series.items()]
+    return [Spectrum(name, tuple(points), _kind(name), _METRICS) for name, points in series.items()]
 
 
 def _kind(name: str) -> str:
@@ -313,7 +316,7 @@ def _markdown(
     for row in rows:
         cost = "" if row.multiply_adds is None else format_count(row.multiply_adds)
         width = "" if row.width is None else format_width(row.width)
-        values = [format_metric(row.metrics.get(name), name) for name in metrics]
+        values = [format_metric(row.metrics.get(name), _METRICS.get(name)) for name in metrics]
         table.append([row.network, str(row.seed), width, cost, *values])
     left_out = ("rows", "findings", "configuration")
     facts = [(name, value) for name, value in data.items() if name not in left_out]

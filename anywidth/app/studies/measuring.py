@@ -6,6 +6,8 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
 from anywidth.app.runs.loop import load_weights
 from anywidth.app.studies.study_parts import Measurement, Network
 from anywidth.app.tasks.classification.task import (
@@ -38,7 +40,7 @@ def measure(
     # An earlier measurement may have changed statistics; those of full width are in the weights.
     load_weights(model, trained.run.model_tensors(), trained.run.folder)
     load_statistics(model, *trained.run.load_part("statistics"))
-    parts = _widths(plan_of(model), settings, measurement, network)
+    parts = _widths(model, settings, measurement, network)
     if measurement.statistics == "cut":
         load_statistics(model, *NO_STATISTICS)
     elif measurement.statistics != "trained":
@@ -50,7 +52,7 @@ def measure(
     found = {}
     with allowed or contextlib.nullcontext():
         for part, widths in parts.items():
-            one = spectrum(model, trained.evaluate, list(widths.values()), name=trained.name)
+            one = spectrum(model, trained.evaluate, list(widths.values()), name=settings.name)
             named = zip(one.points, widths, strict=True)
             points = tuple(replace(point, width=width) for point, width in named)
             found[part] = replace(one, points=points)
@@ -76,13 +78,14 @@ def stage_groups(plan: Plan) -> list[list[str]]:
 
 
 def _widths(
-    plan: Plan, settings: ClassificationSettings, measurement: Measurement, network: Network
+    model: nn.Module,
+    settings: ClassificationSettings,
+    measurement: Measurement,
+    network: Network,
 ) -> dict[str, dict[float, Width]]:
     """Per part: width in the table → width to run at."""
     if measurement.widths == "trained":
-        if settings.method == "i":
-            return {"spectrum": {settings.width: 1.0}}
-        return {"spectrum": {width: width for width in sorted(settings.switches)}}
+        return {"spectrum": {w: settings.own_width(model, w) for w in settings.widths}}
     if measurement.widths == "table":
         return {"spectrum": {width: width for width in network.widths}}
     uniform: dict[float, Width] = {w: w for w in spectrum_widths(settings.low, settings.high)}
@@ -92,6 +95,7 @@ def _widths(
     lowest = round(STAGE_STEP * -(-settings.low // (NARROWING * STAGE_STEP)), 6)
     is_possible = lowest <= settings.high
     globally = spectrum_widths(lowest, settings.high, STAGE_STEP) if is_possible else []
+    plan = plan_of(model)
     parts: dict[str, dict[float, Width]] = {"uniform": uniform}
     for number, groups in enumerate(stage_groups(plan), start=1):
         parts[f"stage {number}"] = {w: _narrowed(plan, groups, w) for w in globally}

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from anywidth.app.runs.run import Run
 from anywidth.app.runs.settings import Settings, to_json
 from anywidth.app.studies.provenance import provenance
-from anywidth.app.tasks.recipes import AnySettings
+from anywidth.app.tasks.task_settings import TaskSettings
 from anywidth.distributed import local_device
 from anywidth.errors import AnywidthError
 from anywidth.files import read_json, write_json
@@ -27,7 +27,7 @@ Piece = dict[str, Any]
 A killed piece has 0 steps and seconds, and is marked `killed`.
 """
 
-AnyTask = TypeVar("AnyTask", bound=AnySettings)
+AnyTask = TypeVar("AnyTask", bound=TaskSettings)
 
 
 def open_run(

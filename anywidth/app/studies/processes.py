@@ -20,7 +20,6 @@ import torch
 
 from anywidth.app.studies.pieces import terminated_at
 from anywidth.app.studies.trainings import Job, free_memory, work_on
-from anywidth.app.tasks.classification.settings import check_choices
 from anywidth.errors import AnywidthError
 from anywidth.files import make_folder
 
@@ -52,7 +51,7 @@ def work_through(
         report: called with one line when a job starts or ends.
     """
     for job in jobs:
-        check_choices(job.settings)
+        job.settings.check()
     waiting = [job for job in jobs if job.missing()]
     for folder in dict.fromkeys(job.out for job in waiting):
         make_folder(folder)

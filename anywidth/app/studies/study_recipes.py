@@ -12,12 +12,12 @@ from pathlib import Path
 
 from anywidth.app.runs.settings import override
 from anywidth.app.studies.study_parts import Network
-from anywidth.app.tasks.classification.task import ClassificationSettings
-from anywidth.app.tasks.recipes import (
+from anywidth.app.tasks.classification.recipes import (
     cifar10_mobilenet_v1,
     cifar10_mobilenet_v2,
     imagenet_us_mobilenet_v1,
 )
+from anywidth.app.tasks.classification.task import ClassificationSettings
 from anywidth.errors import AnywidthError
 
 DATA = ("bundled", "cifar10", "folder")

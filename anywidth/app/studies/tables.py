@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from anywidth.app.showing.spectrum_tables import format_count, format_mean, format_width
-from anywidth.app.studies.comparing import METRIC, Finding, Line, Results
+from anywidth.app.studies.comparing import METRIC, SHOWN, Finding, Line, Results
 from anywidth.app.studies.paper import paper_errors
 from anywidth.app.studies.study_parts import Network, Setting, Study
 from anywidth.app.studies.trainings import read_measurement, run_folder
@@ -97,8 +97,8 @@ def _table(study: Study, network: Network, results: Results) -> list[str]:
     rows.append(["multiply-adds", *_costs(settings, columns, results), ""])
     for setting in settings:
         line = (network.name, setting.label)
-        ours = [format_mean(_errors(results, line, width), METRIC) for width in columns]
-        rows.append([setting.label, *ours, format_mean(results.errors(line, common), METRIC)])
+        ours = [format_mean(_errors(results, line, width), SHOWN) for width in columns]
+        rows.append([setting.label, *ours, format_mean(results.errors(line, common), SHOWN)])
         printed = results.paper.get(line)
         if printed:
             theirs = [f"*{printed[w]:.1f}*" if w in printed else "" for w in columns]

@@ -25,6 +25,7 @@ from anywidth.app.studies.provenance import provenance
 from anywidth.app.studies.study_parts import Measurement, Study, Training
 from anywidth.app.tasks.classification.task import (
     ClassificationSettings,
+    TrainedClassifier,
     load_data,
     open_trained,
     train_run,
@@ -39,8 +40,6 @@ _VERSION = 1
 _METRICS = {"top1_error", "top5_error", "loss"}
 # Fields that do not change the result: a run may continue elsewhere.
 _CIRCUMSTANCES = {"device", "data_dir", "workers"}
-# Fields that other methods do not read.
-_OF_US_NETS = {"rule", "widths_per_step", "lattice", "distill", "temperature", "truth"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Job:
     @property
     def unread(self) -> set[str]:
         """Fields that may differ from the settings of the existing run."""
-        return _CIRCUMSTANCES | (set() if self.settings.method == "us" else _OF_US_NETS)
+        return _CIRCUMSTANCES | self.settings.unread().keys()
 
     def missing(self) -> list[Measurement]:
         """The missing measurements; raises if the folder holds another training."""
@@ -162,7 +161,9 @@ def read_measurement(folder: Path, measurement: Measurement, part: str) -> Spect
     if data.get("version") != _VERSION or not isinstance(spectra, dict) or part not in spectra:
         raise AnywidthError(f"{path} has no {part!r} of version {_VERSION}; {cure}")
     try:
-        found = Spectrum.from_json(spectra[part])
+        found = dataclasses.replace(
+            Spectrum.from_json(spectra[part]), described=TrainedClassifier.metrics
+        )
     except AnywidthError as error:
         raise AnywidthError(f"{path}: {error}; {cure}") from error
     if not all(point.metrics.keys() >= _METRICS for point in found.points):

@@ -20,7 +20,7 @@ from finished_runs import CLASSES, MEAN, STD, classifier_run, policy_run, upscal
 from torch import Tensor, nn
 
 import anywidth as aw
-from anywidth.app.commands.tasks import open_trained
+from anywidth.app.tasks.registry import open_trained
 from anywidth.files import write_json
 
 WIDTHS = [0.25, 0.5, 1.0]

@@ -154,7 +154,7 @@ def test_errors_of_a_run_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(AnywidthError, match=r"finished\.json"):
         run.state()
     run.settings_data["epochs"] = "x"
-    with pytest.raises(AnywidthError, match="'epochs'"):
+    with pytest.raises(AnywidthError, match="epochs"):
         run.read_settings(Settings)
     unreadable = AnywidthError("model.safetensors: cannot be read (Permission denied)")
     unreadable.__cause__ = PermissionError()

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from anywidth.app.showing.curves import curves_figure, has_curves, plot_curves
 from anywidth.app.showing.figure_style import figure_bytes, style
 from anywidth.app.showing.plots import plot_spectra, spectra_figure
+from anywidth.app.tasks.classification.task import TrainedClassifier
 from anywidth.errors import AnywidthError
 from anywidth.measuring.spectra import Spectrum, SpectrumPoint
 from anywidth.measuring.width_lists import parse_widths
@@ -36,6 +37,7 @@ def sample(name: str, kind: str, widths: list[float], rise: float, scale: int = 
             for width in widths
         ),
         kind,
+        TrainedClassifier.metrics,
     )
 
 
@@ -214,6 +216,7 @@ def test_what_cannot_be_drawn_is_named(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+TITLES = TrainedClassifier.curves
 ROWS: list[dict[str, float]] = [
     {
         "step": step,
@@ -229,7 +232,7 @@ ROWS: list[dict[str, float]] = [
 
 def test_curves_have_a_panel_a_quantity_and_a_line_a_width() -> None:
     with style():
-        figure = curves_figure(ROWS)
+        figure = curves_figure(ROWS, TITLES)
     loss, accuracy = figure.axes
     titles = [axes.get_title(loc="left") for axes in (loss, accuracy)]
     assert titles == ["loss", "accuracy on the batch, %"]
@@ -244,7 +247,7 @@ def test_steps_are_whole_numbers_with_few_digits() -> None:
     for steps, expected in ((3, {"0", "1", "2"}), (40_000, {"0", "10 k", "20 k", "30 k", "40 k"})):
         rows = [{"step": step, "loss_max": 1.0} for step in (0, steps // 2, steps - 1)]
         with style():
-            figure = curves_figure(rows)
+            figure = curves_figure(rows, TITLES)
             figure.canvas.draw()
         ticks = {label.get_text() for label in figure.axes[0].get_xticklabels()}
         assert expected <= ticks | {"40 k"}
@@ -264,7 +267,7 @@ def test_the_two_ends_of_a_run_and_steps_where_epochs_repeat() -> None:
     ]
     rows[-1]["validation_error_min"] = 30.0
     with style():
-        figure = curves_figure(rows)
+        figure = curves_figure(rows, TITLES)
     assert [axes.get_title(loc="left") for axes in figure.axes] == [
         "loss",
         "accuracy on the batch, %",
@@ -280,7 +283,7 @@ def test_long_curves_are_averaged_and_gaps_stay_gaps() -> None:
     rows = [{"step": step, "loss": float(step % 2)} for step in range(3000)]
     rows += [{"step": step, "loss": math.inf} for step in range(3000, 3010)]
     with style():
-        axes = curves_figure(rows).axes[0]
+        axes = curves_figure(rows, TITLES).axes[0]
     values = list(axes.get_lines()[0].get_ydata())
     assert len(values) <= 300
     assert all(abs(value - 0.5) < 0.06 for value in values[:-2])
@@ -290,10 +293,10 @@ def test_long_curves_are_averaged_and_gaps_stay_gaps() -> None:
 
 
 def test_learning_rates_are_no_curves(tmp_path: Path) -> None:
-    assert has_curves(ROWS)
-    assert not has_curves([{"step": 1, "learning_rate": 0.1}])
+    assert has_curves(ROWS, TITLES)
+    assert not has_curves([{"step": 1, "learning_rate": 0.1}], TITLES)
     with pytest.raises(AnywidthError, match="'learning_rate'"):
-        plot_curves([{"step": 1, "learning_rate": 0.1}], tmp_path / "curves.png")
+        plot_curves([{"step": 1, "learning_rate": 0.1}], tmp_path / "curves.png", TITLES)
     assert not list(tmp_path.iterdir())
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from anywidth.app.showing.figure_style import FAINT_INK, GRID, INK
 from anywidth.app.showing.report import Section, write_report
+from anywidth.app.tasks.classification.task import TrainedClassifier
 from anywidth.errors import AnywidthError
 from anywidth.measuring.spectra import Spectrum, SpectrumPoint
 from anywidth.width import ChannelConfig
@@ -70,7 +71,11 @@ def point(width: float, error: float, latency: float | None = 1.5) -> SpectrumPo
     )
 
 
-US = Spectrum("US-Net", (point(0.25, 10.5), point(0.5, 8.25), point(1.0, 7.0)))
+US = Spectrum(
+    "US-Net",
+    (point(0.25, 10.5), point(0.5, 8.25), point(1.0, 7.0)),
+    described=TrainedClassifier.metrics,
+)
 I_NETS = [Spectrum("I-Net", (point(0.25, error),), "i") for error in (11.0, 13.0)]
 ROWS = [{"step": step, "loss/1.0": 1 / (step + 1), "loss/0.25": 2.0} for step in range(5)]
 
@@ -84,6 +89,7 @@ def test_the_page_holds_all_parts_and_loads_nothing(tmp_path: Path) -> None:
         spectrum=US,
         baselines=I_NETS,
         metrics=ROWS,
+        curves={"loss": "loss"},
         plan_text="3 of 4 layers",
     )
     page = Page(path.read_text())

@@ -48,6 +48,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         spectrum=US,
         baselines=I_NETS,
         metrics=ROWS,
+        curves={"loss": "loss"},
         plan_text="3 of 4 layers\n" * 100,
         extra_sections=[Section("Crops", image=png(40, 30), caption="a crop")],
     )

@@ -32,7 +32,7 @@ def test_runs_of_one_recipe_are_a_series_and_others_are_told_apart(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # whose long path a legend would break
     first = with_spectrum(Path("first"), 10.0)
-    seed = with_spectrum(Path("seed"), 20.0, seed=1, device="cpu", data_dir="/here")
+    seed = with_spectrum(Path("seed"), 20.0, seed=1, device="cpu", workers=3)
     longer = with_spectrum(Path("longer"), 30.0, epochs=20)
     plot = ("--out", Path("plot.svg"))
     answer = succeed("compare", first, seed, *plot)

@@ -279,8 +279,7 @@ def test_another_training_in_the_folder_is_refused(measured: Path) -> None:
 def test_only_us_nets_mind_how_widths_are_drawn(tmp_path: Path) -> None:
     study = STUDY["main"]
     recipes = {
-        network.name: study_recipe("bundled", network, tmp_path)
-        for network in (MOBILENET_V1, MOBILENET_V2)
+        network.name: study_recipe("bundled", network) for network in (MOBILENET_V1, MOBILENET_V2)
     }
     for job in jobs_of([study], {"main": 1}, recipes, tmp_path):
         Run.create(job.folder, replace(job.settings, lattice=4))

@@ -1,13 +1,19 @@
-"""Ready configurations."""
+"""Ready settings."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 
 import anywidth as aw
 from anywidth.app.runs.settings import from_json, override, to_json
-from anywidth.app.tasks.classification.task import ClassificationSettings, sampling_of
-from anywidth.app.tasks.recipes import RECIPES, Recipe, recipe
+from anywidth.app.tasks.classification.task import ClassificationSettings
+from anywidth.app.tasks.registry import all_recipes, recipe
+from anywidth.app.tasks.task_settings import TaskSettings
+
+Recipe = Callable[[], TaskSettings]
+RECIPES = list(all_recipes().values())
 
 NAMES = {
     "fashion_mnist_demo",
@@ -27,10 +33,11 @@ def test_no_recipe_is_missing() -> None:
 def test_each_is_a_configuration_that_survives_a_file(build: Recipe) -> None:
     settings = build()
     assert recipe(build.__name__) == settings
+    settings.check()
     assert from_json(type(settings), to_json(settings)) == settings
     assert override(settings, {"seed": "5"}).seed == 5
     if isinstance(settings, ClassificationSettings):
-        assert sampling_of(settings).rule == "sandwich"
+        assert settings.sampling().rule == "sandwich"
         assert all(settings.low <= width <= settings.high for width in settings.switches)
 
 
@@ -51,7 +58,7 @@ def test_imagenet_has_the_settings_of_the_paper(name: str) -> None:
 
 
 def test_the_default_needs_no_download() -> None:
-    assert recipe("fashion_mnist_demo").data == "bundled"
+    assert recipe("fashion_mnist_demo").trained_on == "bundled"
 
 
 def test_an_unknown_recipe_is_named() -> None:

@@ -7,11 +7,11 @@ The same code trains a universally slimmable network (US-Net), a slimmable one w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,21 +22,26 @@ from anywidth.app.data.classification import ClassificationData, Loader, load_cl
 from anywidth.app.model_spec import load_model
 from anywidth.app.runs.loop import RATE_SHARE, Training, load_weights, save_final, train
 from anywidth.app.runs.run import Run
-from anywidth.app.tasks.classification.settings import ClassificationSettings, check_choices
+from anywidth.app.tasks.classification.command import predict
+from anywidth.app.tasks.classification.deployment import classifier_examples, deployed_classifier
+from anywidth.app.tasks.classification.recipes import RECIPES
+from anywidth.app.tasks.classification.settings import ClassificationSettings
+from anywidth.app.tasks.examples import Example
+from anywidth.app.tasks.independent import built_alone
+from anywidth.app.tasks.registry import Task
+from anywidth.app.tasks.trained import Trained
+from anywidth.deploying.deployment import Deployment
 from anywidth.distributed import local_device, rank, sum_over_ranks, world_size
 from anywidth.errors import AnywidthError
 from anywidth.measuring.progress import training_progress
-from anywidth.measuring.width_lists import spectrum_widths
+from anywidth.measuring.spectra import Metric
 from anywidth.models.building import initialize
 from anywidth.slimming.convert import at_width, plan_of, slimmable, track_statistics
-from anywidth.slimming.extraction import extract_quietly
 from anywidth.slimming.switchable import add_private_affine
 from anywidth.training.calibration import calibrate, load_statistics, statistics_to_tensors
 from anywidth.training.distillation import soft_cross_entropy
 from anywidth.training.gpu.fast_layers import use_kernels
-from anywidth.training.sampling import Sampling
 from anywidth.training.step import SandwichStep, StepResult
-from anywidth.width import Width, WidthRange
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -99,14 +104,8 @@ def build_model(
             options["strides"] = settings.strides
     model = load_model(settings.model, **options)
     example = torch.randn(2, *input_shape)
-    widths = WidthRange(settings.low, settings.high, settings.divisor)
-    if settings.method == "i" and settings.width < 1:
-        # A network of that width built for it: its initial weights know its own fan-out.
-        wide = WidthRange(min(settings.low, settings.width), 1.0, settings.divisor)
-        slimmable(model, None, wide, example_input=example, verified=False)
-        model = extract_quietly(model, settings.width)
-        initialize(model)
-        widths = WidthRange(1.0, 1.0, settings.divisor)
+    # Built for its width alone, its initial weights know their own fan-out.
+    model, widths = built_alone(model, example, settings, initialize)
     slimmable(model, None, widths, example_input=example, average_outputs=settings.average_outputs)
     if settings.method == "s":
         for width in settings.switches:
@@ -119,20 +118,6 @@ def build_model(
 def to_channels_last(model: nn.Module) -> nn.Module:
     """The memory layout that convolutions are fastest in, on a CPU too."""
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-def sampling_of(settings: ClassificationSettings) -> Sampling:
-    if settings.method == "i":
-        return Sampling("fixed", widths=(1.0,), seed=settings.seed)
-    if settings.method == "s":
-        return Sampling("fixed", widths=settings.switches, seed=settings.seed)
-    return Sampling(
-        settings.rule,
-        settings.widths_per_step,
-        settings.nonuniform,
-        settings.lattice,
-        seed=settings.seed,
-    )
 
 
 def make_optimizer(model: nn.Module, settings: ClassificationSettings) -> torch.optim.Optimizer:
@@ -188,7 +173,6 @@ _PRECISIONS: dict[str, torch.dtype | Literal["auto"] | None] = {
 
 def train_run(run: Run, settings: ClassificationSettings) -> bool:
     """Trains until the last epoch, or an interrupt (then false); resumes where the run left off."""
-    check_choices(settings)
     device = local_device(settings.device)
     data = load_data(settings, device, shared=True)
     model = build_model(settings, len(data.classes), data.input_shape).to(device)
@@ -199,7 +183,7 @@ def train_run(run: Run, settings: ClassificationSettings) -> bool:
         make_optimizer(model, settings),
         partial(F.cross_entropy, label_smoothing=settings.label_smoothing),
         distill if settings.distill and has_teacher else None,
-        sampling_of(settings),
+        settings.sampling(),
         truth=settings.truth,
         autocast=_PRECISIONS[settings.precision],
         # Configurations that never come again are not worth capturing.
@@ -219,7 +203,7 @@ def train_run(run: Run, settings: ClassificationSettings) -> bool:
         settings.epochs,
         lambda number: learning_rate(number, total, warmup, settings.learning_rate),
         _measure,
-        partial(_validate, model, data.validation, _ends(settings)),
+        partial(_validate, model, data.validation, settings),
         settings.validate_every,
         settings.log_every,
         settings.checkpoint_every,
@@ -254,7 +238,7 @@ def _measure(result: StepResult, labels: Tensor) -> dict[str, Tensor]:
 def _ends(settings: ClassificationSettings) -> dict[str, float]:
     """The widths whose statistics are tracked while training, by the name they are logged under."""
     if settings.method == "i":
-        return {"max": 1.0}
+        return {"max": settings.width}
     if settings.method == "s":
         return {"max": max(settings.switches), "min": min(settings.switches)}
     ends = {"max": settings.high, "min": settings.low}
@@ -262,11 +246,13 @@ def _ends(settings: ClassificationSettings) -> dict[str, float]:
     return {name: ends[name] for name in rules.get(settings.rule, ("max", "min"))}
 
 
-def _validate(model: nn.Module, loader: Loader, ends: dict[str, float]) -> dict[str, float]:
+def _validate(
+    model: nn.Module, loader: Loader, settings: ClassificationSettings
+) -> dict[str, float]:
     values = {}
     model.eval()
-    for name, width in ends.items():
-        with at_width(model, width):
+    for name, width in _ends(settings).items():
+        with at_width(model, settings.own_width(model, width)):
             values[f"validation_error_{name}"] = evaluate(model, loader)["top1_error"]
     model.train()
     return values
@@ -305,34 +291,25 @@ def evaluate(model: nn.Module, loader: Loader) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class TrainedClassifier:
+class TrainedClassifier(Trained):
     """A finished run: its network as trained, with its statistics, and its data if asked for."""
 
-    run: Run
     settings: ClassificationSettings
-    model: nn.Module
     data: ClassificationData | None
 
-    @property
-    def name(self) -> str:
-        """What the network is called in plots and tables."""
-        kind = {"us": "US", "s": "S", "i": "I"}[self.settings.method]
-        return f"{kind}-{self.settings.model.rpartition(':')[2]}"
-
-    @property
-    def widths(self) -> list[float]:
-        """What a spectrum covers unless told: every 0.025 of the range, or an S-Net's switches.
-
-        Widths are the network's own: an I-Net's is 1.0, all of what was built for its one width.
-        """
-        if self.settings.method == "s":
-            return sorted(self.settings.switches)
-        if self.settings.method == "i":
-            return [1.0]
-        return spectrum_widths(self.settings.low, self.settings.high)
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "top1_error": Metric("top-1 error, %", 2, lower_is_better=True),
+        "top5_error": Metric("top-5 error, %", 2, lower_is_better=True),
+        "loss": Metric("loss", 4, lower_is_better=True),
+    }
+    curves: ClassVar[Mapping[str, str]] = {
+        "loss": "loss",
+        "accuracy": "accuracy on the batch, %",
+        "validation_error": "validation error, %",
+    }
 
     def calibrate(
-        self, widths: Sequence[Width], samples: int | None = None, method: str | None = None
+        self, widths: Sequence[float], samples: int | None = None, method: str | None = None
     ) -> int:
         """Computes statistics for some widths, saves them with the run, and returns over how many.
 
@@ -344,13 +321,14 @@ class TrainedClassifier:
             raise AnywidthError(f"samples={samples}: batch statistics need at least 2")
         loader = calibration_images(self._loaded(), self.settings, samples)
         chosen: Any = method or self.settings.calibration_method
-        networks = len({plan_of(self.model).resolve(width) for width in widths})
+        own = [self.own_width(width) for width in widths]
+        networks = len({plan_of(self.model).resolve(width) for width in own})
         mine = math.ceil(networks / world_size())
         with training_progress(len(loader) * mine, description="calibrating") as shown:
             calibrate(
                 self.model,
                 loader,
-                widths,
+                own,
                 method=chosen,
                 progress=shown.update,
                 process_group="world",
@@ -362,6 +340,12 @@ class TrainedClassifier:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         return evaluate(model, self._loaded().validation)
+
+    def deployment(self) -> Deployment:
+        return deployed_classifier(self)
+
+    def examples(self) -> list[Example]:
+        return classifier_examples(self)
 
     def _loaded(self) -> ClassificationData:
         if self.data is None:
@@ -392,3 +376,6 @@ def open_trained(
         use_kernels(model, settings.kernels)  # else every new width would cost seconds
     data = load_data(settings, place) if with_data else None
     return TrainedClassifier(run, settings, model, data)
+
+
+TASK = Task(ClassificationSettings, TrainedClassifier, train_run, open_trained, RECIPES, predict)

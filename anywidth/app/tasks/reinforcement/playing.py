@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from anywidth.app.tasks.reinforcement.command import MOST_RECORDED
 from anywidth.app.tasks.reinforcement.environments import make_environment
 from anywidth.app.tasks.reinforcement.environments.recording import Recording
 from anywidth.errors import AnywidthError
@@ -20,9 +21,6 @@ from anywidth.seeds import derive_seed
 
 Policy = Callable[[Tensor], Any]
 """From observations to logits, or to a tuple that begins with them as a network's output does."""
-
-MOST_RECORDED = 3_000
-"""Steps of a recording: over three minutes of Atari, in 300 MB of memory."""
 
 
 @dataclass(frozen=True)

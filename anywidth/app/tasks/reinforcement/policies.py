@@ -7,13 +7,12 @@ import contextlib
 import torch
 from torch import nn
 
+from anywidth.app.tasks.independent import built_alone
 from anywidth.app.tasks.reinforcement.environments import make_environment
 from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings
 from anywidth.errors import AnywidthError
 from anywidth.models.atari_cnn import ActorCritic, atari_cnn, minatar_cnn, mlp_policy
 from anywidth.slimming.convert import slimmable
-from anywidth.slimming.extraction import extract_quietly
-from anywidth.width import WidthRange
 
 LEAST_PIXELS = 36
 """Smaller pictures are boards, whose cells are things and not pixels."""
@@ -28,20 +27,10 @@ def build_model(settings: ReinforcementSettings, actions: int, shape: tuple[int,
         shape: of one observation.
     """
     torch.manual_seed(settings.seed)
-    model = network_for(actions, shape)
+    model: nn.Module = network_for(actions, shape)
     example = torch.rand(2, *shape)
-    widths = WidthRange(settings.low, settings.high, settings.divisor)
-    if settings.method == "i":
-        if not 0 < settings.width <= 1:
-            raise AnywidthError(f"width={settings.width}: an I-Net's width is a number in (0, 1]")
-        if settings.width < 1:
-            # A network of that width built for it: orthogonal weights do not stay so when cut.
-            wide = WidthRange(min(settings.low, settings.width), 1.0, settings.divisor)
-            slimmable(model, None, wide, example_input=example, verified=False)
-            small = extract_quietly(model, settings.width)
-            assert isinstance(small, ActorCritic)
-            small._initialize()
-            model, widths = small, WidthRange(1.0, 1.0, settings.divisor)
+    # Built for its width alone: orthogonal weights do not stay so when cut.
+    model, widths = built_alone(model, example, settings, ActorCritic._initialize)
     slimmable(model, None, widths, example_input=example)
     if len(shape) == 3 and shape[1] >= LEAST_PIXELS:
         # Half the time of a step on a CPU; on small boards it takes longer.

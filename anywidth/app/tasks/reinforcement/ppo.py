@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anywidth.app.tasks.common_choices import precision_of
 from anywidth.app.tasks.reinforcement.environments import make_environment
 from anywidth.app.tasks.reinforcement.rollout import Collector, Rollout
 from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings
+from anywidth.app.tasks.task_settings import arithmetic_of
 from anywidth.errors import AnywidthError
 from anywidth.seeds import derive_seed
 from anywidth.training.distillation import WithTargets
@@ -228,7 +228,8 @@ class RolloutLoader:
             )
             for part in range(parts)
         ]
-        autocast = torch.bfloat16 if precision_of(settings, self.device) == "bfloat16" else None
+        precision = arithmetic_of(settings.precision, self.device)
+        autocast = torch.bfloat16 if precision == "bfloat16" else None
         return Collector(self.model, environments, settings.rollout, self.device, autocast)
 
     def _part(self, epoch: int, update: int) -> Tensor:

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from anywidth.app.runs.loop import Training, load_weights, save_final, train
 from anywidth.app.runs.run import Run
-from anywidth.app.tasks.common_choices import precision_of, sampling_of
+from anywidth.app.tasks.examples import Example
+from anywidth.app.tasks.registry import Task
+from anywidth.app.tasks.reinforcement.command import play as play_command
+from anywidth.app.tasks.reinforcement.deployment import deployed_policy, policy_examples
 from anywidth.app.tasks.reinforcement.playing import GameScores, play_games
 from anywidth.app.tasks.reinforcement.policies import actions_and_shape, build_model
 from anywidth.app.tasks.reinforcement.ppo import (
@@ -34,14 +38,18 @@ from anywidth.app.tasks.reinforcement.ppo import (
     ppo_loss,
     value_loss,
 )
-from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings, check_choices
+from anywidth.app.tasks.reinforcement.recipes import RECIPES
+from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings
+from anywidth.app.tasks.task_settings import arithmetic_of
+from anywidth.app.tasks.trained import Trained
+from anywidth.deploying.deployment import Deployment
 from anywidth.distributed import local_device, rank, world_size
 from anywidth.errors import AnywidthError
+from anywidth.measuring.spectra import Metric
 from anywidth.seeds import derive_seed
 from anywidth.slimming.convert import at_width
 from anywidth.training.precision import tf32_arithmetic
 from anywidth.training.step import SandwichStep, StepResult
-from anywidth.width import Width
 
 # ---- training ------------------------------------------------------------------------------------
 
@@ -50,11 +58,10 @@ def train_run(run: Run, settings: ReinforcementSettings) -> bool:
     """Trains until the last step, or an interrupt (then false); resumes where the run left off."""
     if world_size() > 1:
         raise AnywidthError("reinforcement learning runs in one process: start it without torchrun")
-    check_choices(settings)
     device = local_device(settings.device)
     actions, shape = actions_and_shape(settings.environment)
     model = build_model(settings, actions, shape).to(device)
-    precision = precision_of(settings, device)
+    precision = arithmetic_of(settings.precision, device)
     optimizer = torch.optim.Adam(
         model.parameters(), lr=settings.learning_rate, eps=1e-5, fused=device.type == "cuda"
     )
@@ -63,7 +70,7 @@ def train_run(run: Run, settings: ReinforcementSettings) -> bool:
         optimizer,
         partial(ppo_loss, settings),
         distillation_of(settings),
-        sampling_of(settings),
+        settings.sampling(),
         autocast=torch.bfloat16 if precision == "bfloat16" else None,
         after_backward=partial(_clip_gradients, model, settings.gradient_clip),
     )
@@ -147,7 +154,7 @@ class Measures:
 def curve_widths(settings: ReinforcementSettings) -> list[float]:
     """The widths of the learning curves: both ends and two between, as in the paper's figure."""
     if settings.method == "i":
-        return [1.0]
+        return [settings.width]
     return [round(settings.low + i * (settings.high - settings.low) / 3, 6) for i in range(4)]
 
 
@@ -158,10 +165,9 @@ def validate(
     seed = derive_seed("curve", settings.seed, loader.agent_steps)
     found = {"agent_steps": float(loader.agent_steps)}
     for width in curve_widths(settings):
-        with at_width(model, width):
+        with at_width(model, settings.own_width(model, width)):
             games = play(model, settings, settings.curve_games, seed, greedy=False)
-        label = settings.width if settings.method == "i" else width
-        found[f"score/{label}"] = games.mean
+        found[f"score/{width}"] = games.mean
     return found
 
 
@@ -184,34 +190,22 @@ def play(
 
 
 @dataclass(frozen=True)
-class TrainedPolicy:
+class TrainedPolicy(Trained):
     """A finished run: its network as trained."""
 
-    run: Run
     settings: ReinforcementSettings
-    model: nn.Module
 
-    @property
-    def name(self) -> str:
-        return self.settings.name
-
-    @property
-    def widths(self) -> list[float]:
-        """What a spectrum covers unless told: five widths, as each takes many games.
-
-        Widths are the network's own: an I-Net's is 1.0, all of what was built for its one width.
-        """
-        if self.settings.method == "i":
-            return [1.0]
-        low, high = self.settings.low, self.settings.high
-        between = [width for width in (0.4, 0.5, 0.75) if low < width < high]
-        return [low, *between, high]
-
-    def calibrate(
-        self, widths: Sequence[Width], samples: int | None = None, method: str | None = None
-    ) -> int:
-        """Does nothing: without batch norm there are no statistics to compute."""
-        return 0
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "score": Metric("mean score", 2),
+        "greedy_score": Metric("mean score, greedy", 2),
+    }
+    drawn: ClassVar[tuple[str, ...]] = ("score", "greedy_score")
+    curves: ClassVar[Mapping[str, str]] = {
+        "policy_loss": "policy loss",
+        "value_loss": "value loss",
+        "training_score": "training score",
+        "score": "mean score",
+    }
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Mean scores of full games, actions sampled and greedy; the same games at every width."""
@@ -221,6 +215,12 @@ class TrainedPolicy:
             games = play(model, self.settings, self.settings.evaluation_games, seed, greedy=greedy)
             found |= {name: games.mean, f"{name}_standard_error": games.standard_error}
         return found
+
+    def deployment(self) -> Deployment:
+        return deployed_policy(self)
+
+    def examples(self) -> list[Example]:
+        return policy_examples(self)
 
 
 def open_trained(
@@ -237,3 +237,6 @@ def open_trained(
     load_weights(model, run.model_tensors(), run.folder)
     model.to(local_device(device)).eval()
     return TrainedPolicy(run, settings, model)
+
+
+TASK = Task(ReinforcementSettings, TrainedPolicy, train_run, open_trained, RECIPES, play_command)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +15,10 @@ from anywidth.app.showing.report import Section
 from anywidth.app.showing.spectrum_tables import format_width
 from anywidth.app.tasks.super_resolution.image_quality import luma, psnr
 from anywidth.app.tasks.super_resolution.resize import upscale
-from anywidth.app.tasks.super_resolution.task import TrainedUpscaler
 from anywidth.app.tasks.super_resolution.upscaling import Sets, predict
-from anywidth.slimming.convert import at_width
+
+if TYPE_CHECKING:
+    from anywidth.app.tasks.super_resolution.task import TrainedUpscaler
 
 SIDE = 96
 """Of a crop, in pixels of the true picture."""
@@ -46,18 +48,14 @@ class Crop:
 
 def crop_sections(trained: TrainedUpscaler) -> list[Section]:
     """For the most detailed pictures: bicubic, several widths and the truth, in one strip each."""
-    plan = trained.widths
-    widths = [width for width in WIDTHS if min(plan) <= width <= max(plan)] or plan[:1]
-    if trained.settings.method == "i":
-        widths = [1.0]
+    known = trained.widths
+    widths = [width for width in WIDTHS if min(known) <= width <= max(known)] or known[:1]
     sections = []
     for crop in most_detailed(trained.pictures(), PICTURES):
         shown = {"bicubic": crop.bicubic}
         for width in widths:
-            with at_width(trained.model, width):
-                is_alone = trained.settings.method == "i"
-                label = trained.name if is_alone else f"width {format_width(width)}"
-                shown[label] = predict(trained.model, crop.low).cpu()
+            with trained.at(width):
+                shown[f"width {format_width(width)}"] = predict(trained.model, crop.low).cpu()
         scores = {name: _psnr(crop, picture) for name, picture in shown.items()}
         strip = _strip(crop, {**shown, "ground truth": crop.high}, scores)
         caption = f"{crop.name}: where bicubic upscaling loses most. PSNR is that of the crop."

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,12 @@ from torch import Tensor, nn
 
 from anywidth.app.runs.loop import Training, load_weights, save_final, train
 from anywidth.app.runs.run import Run
-from anywidth.app.tasks.common_choices import precision_of, sampling_of
+from anywidth.app.showing.report import Section
+from anywidth.app.tasks.examples import Example
+from anywidth.app.tasks.registry import Task
+from anywidth.app.tasks.super_resolution.command import upscale as upscale_command
+from anywidth.app.tasks.super_resolution.crops import crop_sections
+from anywidth.app.tasks.super_resolution.deployment import deployed_upscaler, upscaler_examples
 from anywidth.app.tasks.super_resolution.image_quality import WINDOW
 from anywidth.app.tasks.super_resolution.patches import PatchLoader
 from anywidth.app.tasks.super_resolution.pictures import (
@@ -27,18 +33,22 @@ from anywidth.app.tasks.super_resolution.pictures import (
     find_images,
     load_pairs,
 )
+from anywidth.app.tasks.super_resolution.recipes import RECIPES
 from anywidth.app.tasks.super_resolution.resize import upscale
-from anywidth.app.tasks.super_resolution.settings import SuperResolutionSettings, check_choices
+from anywidth.app.tasks.super_resolution.settings import SuperResolutionSettings
 from anywidth.app.tasks.super_resolution.upscaling import Sets, evaluate, mean_psnr
+from anywidth.app.tasks.task_settings import arithmetic_of
+from anywidth.app.tasks.trained import Trained
+from anywidth.deploying.deployment import Deployment
 from anywidth.distributed import local_device, rank, world_size
 from anywidth.errors import AnywidthError
-from anywidth.measuring.width_lists import spectrum_widths
+from anywidth.measuring.spectra import Metric
 from anywidth.models.wdsr import WDSR, wdsr
 from anywidth.planning.trace import plan as make_plan
 from anywidth.slimming.convert import at_width, slimmable
 from anywidth.training.precision import tf32_arithmetic
 from anywidth.training.step import Loss, SandwichStep, StepResult
-from anywidth.width import Width, WidthRange, round_channels
+from anywidth.width import WidthRange, round_channels
 
 EXAMPLE_SIDE = 48
 """Multiply-adds are counted for a low-resolution input of 48x48, as in the paper."""
@@ -108,11 +118,9 @@ def build_model(settings: SuperResolutionSettings) -> WDSR:
     kept at its multiple of what the block carries, where rounding alone could miss by one.
     """
     torch.manual_seed(settings.seed)
-    channels, widths = settings.channels, WidthRange(settings.low, settings.high, settings.divisor)
+    channels, widths = settings.channels, settings.width_range
     if settings.method == "i":
         # Built for its width: the initial weights know their own fan-in.
-        if not 0 < settings.width <= 1:
-            raise AnywidthError(f"width={settings.width}: an I-Net's width is a number in (0, 1]")
         channels = min(channels, round_channels(channels * settings.width, settings.divisor))
         widths = WidthRange(1.0, 1.0, settings.divisor)
     model = wdsr(channels, settings.blocks, settings.scale)
@@ -204,9 +212,8 @@ def _fits(pairs: PicturePairs, device: torch.device) -> bool:
 
 def train_run(run: Run, settings: SuperResolutionSettings) -> bool:
     """Trains until the last step, or an interrupt (then false); resumes where the run left off."""
-    check_choices(settings)
     device = local_device(settings.device)
-    precision = precision_of(settings, device)
+    precision = arithmetic_of(settings.precision, device)
     loader = make_loader(settings, load_training_pictures(settings), device)
     sets = load_evaluation_sets(settings)
     model = build_model(settings).to(device)
@@ -218,7 +225,7 @@ def train_run(run: Run, settings: SuperResolutionSettings) -> bool:
         optimizer,
         F.l1_loss,
         distillation_of(settings),
-        sampling_of(settings),
+        settings.sampling(),
         truth=settings.truth,
         autocast=torch.bfloat16 if precision == "bfloat16" else None,
     )
@@ -230,13 +237,11 @@ def train_run(run: Run, settings: SuperResolutionSettings) -> bool:
         settings.epochs,
         lambda number: learning_rate(number, total, settings.warmup_steps, settings.learning_rate),
         partial(_measure, _ends(settings)),
-        partial(_validate, model, sets, _ends(settings), settings.validation_pictures),
+        partial(_validate, model, sets, settings),
         settings.validate_every,
         settings.log_every,
         settings.checkpoint_every,
-        description=f"{settings.name} {settings.width}"
-        if settings.method == "i"
-        else settings.name,
+        description=settings.name,
     )
     with tf32_arithmetic(precision != "float32"):
         if not train(training):
@@ -245,14 +250,12 @@ def train_run(run: Run, settings: SuperResolutionSettings) -> bool:
     return True
 
 
-def _ends(settings: SuperResolutionSettings) -> dict[float, float]:
-    """The widths that are logged and validated, widest first, and what the network runs at."""
-    if settings.method == "i":
-        return {settings.width: 1.0}
-    return {width: width for width in (settings.high, settings.low)}
+def _ends(settings: SuperResolutionSettings) -> list[float]:
+    """The widths that are logged and validated, widest first."""
+    return [settings.width] if settings.method == "i" else [settings.high, settings.low]
 
 
-def _measure(ends: Mapping[float, float], result: StepResult, targets: Tensor) -> dict[str, Tensor]:
+def _measure(ends: Sequence[float], result: StepResult, targets: Tensor) -> dict[str, Tensor]:
     """The distance to the true patches at both ends, whatever each of them is trained on."""
     outputs = result.outputs[: len(ends)]
     return {
@@ -261,13 +264,14 @@ def _measure(ends: Mapping[float, float], result: StepResult, targets: Tensor) -
     }
 
 
-def _validate(model: WDSR, sets: Sets, ends: Mapping[float, float], count: int) -> dict[str, float]:
+def _validate(model: WDSR, sets: Sets, settings: SuperResolutionSettings) -> dict[str, float]:
     """PSNR on the first few pictures."""
     values = {}
     model.eval()
-    for width, run_at in ends.items():
-        with at_width(model, run_at):
-            values[f"validation_psnr/{width}"] = mean_psnr(model, sets, count)
+    for width in _ends(settings):
+        with at_width(model, settings.own_width(model, width)):
+            found = mean_psnr(model, sets, settings.validation_pictures)
+            values[f"validation_psnr/{width}"] = found
     model.train()
     return values
 
@@ -276,37 +280,36 @@ def _validate(model: WDSR, sets: Sets, ends: Mapping[float, float], count: int) 
 
 
 @dataclass(frozen=True)
-class TrainedUpscaler:
+class TrainedUpscaler(Trained):
     """A finished run: its network as trained, and the pictures to evaluate on if asked for."""
 
-    run: Run
     settings: SuperResolutionSettings
     model: WDSR
     sets: Sets | None
 
-    @property
-    def name(self) -> str:
-        return self.settings.name
-
-    @property
-    def widths(self) -> list[float]:
-        """What a spectrum covers unless told: every 0.05 of the range.
-
-        Widths are the network's own: an I-Net's is 1.0, all of what was built for its one width.
-        """
-        if self.settings.method == "i":
-            return [1.0]
-        return spectrum_widths(self.settings.low, self.settings.high, step=0.05)
-
-    def calibrate(
-        self, widths: Sequence[Width], samples: int | None = None, method: str | None = None
-    ) -> int:
-        """Does nothing: without batch norm there are no statistics to compute."""
-        return 0
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "psnr": Metric("PSNR, dB", 2),
+        "ssim": Metric("SSIM", 4),
+    }
+    curves: ClassVar[Mapping[str, str]] = {
+        "loss": "loss",
+        "validation_psnr": "validation PSNR, dB",
+    }
+    sections_need_data: ClassVar[bool] = True
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, WDSR)
         return evaluate(model, self.pictures())
+
+    def deployment(self) -> Deployment:
+        return deployed_upscaler(self)
+
+    def examples(self) -> list[Example]:
+        return upscaler_examples(self)
+
+    def sections(self) -> list[Section]:
+        """Crops at several widths, beside bicubic and the truth."""
+        return crop_sections(self)
 
     def pictures(self) -> Sets:
         if self.sets is None:
@@ -332,3 +335,8 @@ def open_trained(
     return TrainedUpscaler(
         run, settings, model, load_evaluation_sets(settings) if with_data else None
     )
+
+
+TASK = Task(
+    SuperResolutionSettings, TrainedUpscaler, train_run, open_trained, RECIPES, upscale_command
+)

@@ -22,7 +22,6 @@ from anywidth.app.tasks.classification.task import (
     learning_rate,
     make_optimizer,
     open_trained,
-    sampling_of,
     train_run,
 )
 
@@ -51,7 +50,7 @@ def us_net(tmp_path_factory: pytest.TempPathFactory) -> TrainedClassifier:
 
 
 def top1_error(classifier: TrainedClassifier, width: float) -> float:
-    with aw.at_width(classifier.model, width):
+    with classifier.at(width):
         return classifier.evaluate(classifier.model)["top1_error"]
 
 
@@ -239,10 +238,10 @@ def test_smoothed_labels_keep_the_loss_above_their_entropy(
 
 def test_sampling_follows_the_method() -> None:
     settings = replace(TINY, widths_per_step=3, rule="max+random", lattice=4, seed=9)
-    assert sampling_of(settings) == aw.Sampling("max+random", 3, False, 4, seed=9)
+    assert settings.sampling() == aw.Sampling("max+random", 3, False, 4, seed=9)
     switches = replace(settings, method="s", switches=(0.5, 1.0))
-    assert sampling_of(switches).widths == (0.5, 1.0)
-    assert sampling_of(replace(settings, method="i")).widths == (1.0,)
+    assert switches.sampling().widths == (0.5, 1.0)
+    assert replace(settings, method="i").sampling().widths == (1.0,)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from anywidth.app.tasks.reinforcement.ppo import (
     value_loss,
 )
 from anywidth.app.tasks.reinforcement.rollout import Collector
-from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings, check_choices
+from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings
 from anywidth.errors import AnywidthError
 from anywidth.models.atari_cnn import mlp_policy
 from anywidth.slimming.convert import at_width, slimmable
@@ -378,4 +378,4 @@ def test_a_batch_must_divide_the_rollout() -> None:
     with pytest.raises(AnywidthError, match="batch_size"):
         RolloutLoader(replace(SETTINGS, batch_size=100), model, CPU)
     with pytest.raises(AnywidthError, match="rollout"):
-        check_choices(replace(SETTINGS, rollout=0))
+        replace(SETTINGS, rollout=0).check()

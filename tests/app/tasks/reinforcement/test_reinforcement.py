@@ -27,6 +27,7 @@ from anywidth.app.tasks.reinforcement.policies import actions_and_shape, build_m
 from anywidth.app.tasks.reinforcement.rollout import Collector, Rollout
 from anywidth.app.tasks.reinforcement.task import (
     ReinforcementSettings,
+    TrainedPolicy,
     curve_widths,
     open_trained,
     play,
@@ -162,7 +163,7 @@ def test_an_individual_network_is_built_for_its_width() -> None:
     rows = model.state_dict()["hidden.weight"]
     torch.testing.assert_close(rows @ rows.T, 2 * torch.eye(128), atol=1e-4, rtol=0)
     with pytest.raises(AnywidthError, match="width"):
-        build_model(replace(ATARI, method="i", width=1.5), 4, (4, 84, 84))
+        replace(ATARI, method="i", width=1.5).check()
 
 
 def test_environments_get_the_network_that_fits() -> None:
@@ -176,7 +177,7 @@ def test_environments_get_the_network_that_fits() -> None:
 def test_curves_are_of_both_ends_and_two_between() -> None:
     assert curve_widths(TINY) == [0.25, 0.5, 0.75, 1.0]
     assert curve_widths(replace(TINY, low=0.4)) == [0.4, 0.6, 0.8, 1.0]
-    assert curve_widths(replace(TINY, method="i", width=0.25)) == [1.0]
+    assert curve_widths(replace(TINY, method="i", width=0.25)) == [0.25]
 
 
 # ---- stopping and resuming -----------------------------------------------------------------------
@@ -279,9 +280,13 @@ def score_point(width: float, score: float, error: float) -> SpectrumPoint:
 
 def test_scores_are_shown_with_their_standard_error() -> None:
     points = score_point(0.25, 4.0, 0.5), score_point(1.0, 8.126, 0.25)
-    found = Spectrum("US-PPO", points)
+    found = Spectrum("US-PPO", points, described=TrainedPolicy.metrics)
+    score = found.describe("score")
     assert shown_metrics(found) == ["score"]
-    assert [format_point(point, "score") for point in points] == ["4.00 ± 0.50", "8.13 ± 0.25"]
+    assert [format_point(point, "score", score) for point in points] == [
+        "4.00 ± 0.50",
+        "8.13 ± 0.25",
+    ]
     assert found.best() is points[1]
     with style():
         axes = spectra_figure([found]).axes[0]
@@ -296,7 +301,7 @@ def test_scores_are_shown_with_their_standard_error() -> None:
 def test_curves_are_drawn_over_agent_steps() -> None:
     rows = [{"step": 2 * n, "agent_steps": 64.0 * n, "score/0.25": 1.0 * n} for n in (1, 2, 3)]
     with style():
-        axes = curves_figure(rows).axes[0]
+        axes = curves_figure(rows, TrainedPolicy.curves).axes[0]
     assert axes.get_xlabel() == "agent steps"
     assert axes.lines[0].get_xdata().tolist() == [64, 128, 192]
 

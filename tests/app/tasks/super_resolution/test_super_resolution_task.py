@@ -91,7 +91,7 @@ def test_an_individual_network_is_built_for_its_width() -> None:
     for name, tensor in plain.state_dict().items():
         assert torch.equal(model.state_dict()[name], tensor), name
     with pytest.raises(AnywidthError, match="width"):
-        build_model(replace(TINY, method="i", width=1.5))
+        replace(TINY, method="i", width=1.5).check()
 
 
 @pytest.mark.parametrize("scale", [2, 3, 4])

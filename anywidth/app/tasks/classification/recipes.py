@@ -1,21 +1,14 @@
-"""Ready configurations: `anywidth train NAME` runs one, and its options change any field.
+"""Ready settings: `anywidth train NAME` runs one, and its options change any field.
 
 Each says its command, what it takes and what to expect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from anywidth.app.tasks.classification.task import ClassificationSettings
-from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings
-from anywidth.app.tasks.super_resolution.task import SuperResolutionSettings
-from anywidth.errors import AnywidthError
-
-AnySettings = ClassificationSettings | SuperResolutionSettings | ReinforcementSettings
-Recipe = Callable[[], AnySettings]
+from anywidth.app.tasks.classification.settings import ClassificationSettings
 
 # MobileNet v2 and its range of widths in the paper.
 V2: dict[str, Any] = {
@@ -143,108 +136,11 @@ def imagenet_us_resnet50() -> ClassificationSettings:
     )
 
 
-def sr() -> SuperResolutionSettings:
-    """US-WDSR with 16 channels and 3 blocks on bundled pictures, x2, for two CPU cores.
-
-    Command: `anywidth train sr`. Two minutes on two cores; 25.3 dB at width 0.5 and 25.9 dB at 1.0
-    on the bundled pictures, where bicubic upscaling has 23.4 dB. It starts as bicubic upscaling,
-    with the deep branch at a tenth, and the learning rate is a cosine wave's after a warm-up.
-    """
-    return SuperResolutionSettings(
-        channels=16,
-        blocks=3,
-        patch=24,
-        batch_size=8,
-        epochs=6,
-        steps_per_epoch=200,
-        warmup_steps=50,
-    )
-
-
-def sr_wdsr() -> SuperResolutionSettings:
-    """US-WDSR as in the paper, any width from 32 to 64 channels, 8 blocks, x2, for a GPU.
-
-    Not as in the paper: it starts as bicubic upscaling, with the deep branch at a tenth, and the
-    learning rate is a cosine wave's after a warm-up.
-
-    Command: `anywidth train sr_wdsr --data-dir PICTURES --eval-dir SETS`, where PICTURES is any
-    folder of photos or DIV2K's, and SETS holds a folder for each of Set5, Set14 and the like. Not
-    run here to the end.
-    """
-    return SuperResolutionSettings(epochs=60, steps_per_epoch=1000)
-
-
-def rl() -> ReinforcementSettings:
-    """US-PPO that plays MinAtar Breakout, for two CPU cores.
-
-    Command: `anywidth train rl`. About two minutes on two idle cores, the games at five widths
-    included; mean score 8.6 at width 0.25 and 8.7 at 1.0 (three seeds, `docs/reinforcement.md`).
-    Random play scores 0.5, and an ordinary network sliced to 0.25 scores 1.1.
-    """
-    return ReinforcementSettings(
-        environment="minatar:breakout",
-        environments=32,
-        rollout=32,
-        steps=500_000,
-        epochs=2,
-        batch_size=256,
-        learning_rate=2e-3,
-        warmup_updates=300,
-        entropy_weight=0.03,
-        clip=0.2,
-        validate_every=40,
-        curve_games=16,
-        evaluation_games=50,
-        checkpoint_every=50,
-    )
-
-
-def rl_breakout() -> ReinforcementSettings:
-    """US-PPO that plays BreakoutNoFrameskip-v4 with the paper's network, for a GPU and many cores.
-
-    Command: `anywidth train rl_breakout`. PPO's settings are those its authors use for Atari, but
-    for a short warm-up and twice the entropy, which narrower widths need (`docs/reinforcement.md`).
-    Not run here to the end. With `--environments 16 --rollout 64 --steps 3000000`, the last part in
-    bfloat16 on a CPU, it scores 84 at width 0.25 and 116 at 1.0, where networks trained alone
-    score 16 and 84 (one seed).
-    """
-    return ReinforcementSettings(
-        environment="atari:breakout",
-        environments=8,
-        clip_rewards=True,
-        divisor=8,
-        steps=10_000_000,
-        rollout=128,
-        epochs=4,
-        batch_size=256,
-        learning_rate=2.5e-4,
-        warmup_updates=500,
-        entropy_weight=0.02,
-        clip=0.1,
-        longest_game=10_000,
-        validate_every=240,
-        log_every=10,
-        checkpoint_every=240,
-    )
-
-
-RECIPES: tuple[Recipe, ...] = (
+RECIPES = (
     fashion_mnist_demo,
     cifar10_mobilenet_v1,
     cifar10_mobilenet_v2,
     imagenet_us_mobilenet_v1,
     imagenet_us_mobilenet_v2,
     imagenet_us_resnet50,
-    sr,
-    sr_wdsr,
-    rl,
-    rl_breakout,
 )
-
-
-def recipe(name: str) -> AnySettings:
-    """The configuration of a recipe by its name."""
-    found = {r.__name__: r for r in RECIPES}
-    if name not in found:
-        raise AnywidthError(f"no recipe {name!r}; there are {', '.join(found)}")
-    return found[name]()

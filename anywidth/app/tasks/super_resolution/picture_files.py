@@ -1,26 +1,19 @@
-"""`anywidth upscale`."""
+"""Image files taken apart for upscaling, and put together again."""
 
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import torch
-import typer
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from anywidth.app.commands.output import say
-from anywidth.app.commands.tasks import SUPER_RESOLUTION, open_only
-from anywidth.app.showing.results import network_width, shown_width
-from anywidth.app.tasks.super_resolution.resize import upscale as bicubic
-from anywidth.app.tasks.super_resolution.upscaling import super_resolve
+from anywidth.app.tasks.super_resolution.resize import upscale
 from anywidth.errors import AnywidthError
 from anywidth.files import write_atomically
-from anywidth.slimming.convert import at_width
 
 
 @dataclass(frozen=True)
@@ -39,39 +32,10 @@ class Picture:
     is_grey: bool
     levels: int
 
-
-def upscale(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a super-resolution run.")],
-    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file of any size.")],
-    width: Annotated[
-        float | None, typer.Option(help="The width to run at; the widest if not given.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The PNG to write; if not given, IMAGE-x2.png beside it.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-) -> None:
-    """Make a picture larger with a trained super-resolution network, at a width of your choice.
-
-    Narrower is faster. Transparency is kept, and so are grey pictures and their 16 bits.
-
-    Example:
-
-      anywidth upscale runs/sr photo.jpg --width 0.6 --out photo-large.png
-    """
-    trained = open_only(SUPER_RESOLUTION, run, device, "upscales nothing")
-    chosen = network_width(trained, width)
-    scale = trained.model.scale
-    target = out or image.with_name(f"{image.stem}-x{scale}.png")
-    _check_target(target, image)
-    picture = read(image)
-    with at_width(trained.model, chosen):
-        color = super_resolve(trained.model, picture.color)
-    alpha = None if picture.alpha is None else bicubic(picture.alpha, scale).clamp(0, 1)
-    write(target, Picture(color, alpha, picture.is_grey, picture.levels))
-    height, across = color.shape[-2:]
-    text = f"Written: {target}, {across}x{height} at width {shown_width(trained, chosen)}"
-    say(text)
+    def enlarged(self, color: Tensor, scale: int) -> Picture:
+        """The larger picture that `color` belongs to."""
+        alpha = None if self.alpha is None else upscale(self.alpha, scale).clamp(0, 1)
+        return replace(self, color=color, alpha=alpha)
 
 
 def read(path: Path) -> Picture:
@@ -116,15 +80,6 @@ def write(path: Path, picture: Picture) -> None:
     file = io.BytesIO()
     image.save(file, "PNG")
     write_atomically(path, file.getvalue())
-
-
-def _check_target(target: Path, image: Path) -> None:
-    if target.suffix.lower() != ".png":
-        raise AnywidthError(f"--out {target}: PNG is written; choose a name that ends in .png")
-    if not target.parent.is_dir():
-        raise AnywidthError(f"--out {target}: there is no folder {target.parent}")
-    if target.exists() and image.exists() and target.samefile(image):
-        raise AnywidthError(f"--out {target} is the image itself; choose another name")
 
 
 def _unit(values: np.ndarray, levels: int) -> Tensor:

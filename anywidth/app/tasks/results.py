@@ -1,0 +1,173 @@
+"""What a finished run shows: its spectrum in a table, in files and in plots, and its report."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from anywidth._version import __version__
+from anywidth.app.runs.metrics import read_metrics
+from anywidth.app.runs.run import Run
+from anywidth.app.runs.settings import to_json
+from anywidth.app.showing.curves import has_curves, plot_curves
+from anywidth.app.showing.plots import plot_spectra
+from anywidth.app.showing.report import write_report
+from anywidth.app.tasks.registry import task_of
+from anywidth.app.tasks.trained import Trained
+from anywidth.distributed import device_name
+from anywidth.errors import AnywidthError
+from anywidth.files import read_json, write_json
+from anywidth.measuring.spectra import Spectrum, spectrum
+from anywidth.slimming.convert import plan_of
+
+_SPECTRUM = "spectrum.json"
+# Fields in which runs of one series may differ: chance, and where and how often, not what.
+_CIRCUMSTANCES = {
+    *("seed", "device", "data_dir", "workers", "threads", "cache_dir"),
+    *("log_every", "validate_every", "checkpoint_every"),
+}
+
+
+def run_spectrum(
+    trained: Trained, widths: Sequence[float] | None = None, measure_latency: bool = True
+) -> Spectrum:
+    """Evaluates a run at many widths, and writes spectrum.csv, .json, and plots of it."""
+    settings, chosen = trained.settings, list(widths or trained.widths)
+    name, kind = settings.name, settings.method
+    if kind == "i" and chosen != settings.widths:
+        # An ordinary network sliced to widths it was not made for.
+        name, kind = f"{name} {settings.width}, sliced", "control"
+    found = spectrum(
+        trained.model,
+        trained.evaluate,
+        [trained.own_width(width) for width in chosen],
+        name=name,
+        kind=kind,
+        measure_latency=measure_latency,
+    )
+    pairs = zip(found.points, chosen, strict=True)
+    points = tuple(replace(point, width=width) for point, width in pairs)
+    found = replace(found, points=points, described=trained.metrics)
+    folder = trained.run.folder
+    write_json(folder / _SPECTRUM, found.to_json())
+    found.to_csv(folder / "spectrum.csv")
+    trained.run.plots_folder.mkdir(exist_ok=True)
+    plots = {"spectrum": found.metric()} | {f"spectrum_{name}": name for name in trained.drawn}
+    for stem, metric in plots.items():
+        for suffix in ("png", "svg"):
+            path = trained.run.plots_folder / f"{stem}.{suffix}"
+            plot_spectra([found], path, metric, title=found.name)
+    return found
+
+
+def saved_spectrum(run: Run) -> Spectrum:
+    """The spectrum that `anywidth spectrum` left in a run's folder."""
+    path = run.folder / _SPECTRUM
+    if not path.exists():
+        raise AnywidthError(f"{run.folder} has no spectrum yet: anywidth spectrum {run.folder}")
+    try:
+        found = Spectrum.from_json(read_json(path))
+        return replace(found, described=task_of(run).trained.metrics)
+    except AnywidthError as error:
+        named = "" if str(path) in str(error) else f"{path}: "
+        raise AnywidthError(
+            f"{named}{error}; make it anew: anywidth spectrum {run.folder}"
+        ) from error
+
+
+def saved_spectra(runs: Sequence[Run]) -> list[Spectrum]:
+    """The spectra of several runs, told apart by their names.
+
+    Those of one name and kind are one series in tables and plots: seeds, or the I-Nets of several
+    widths. Where such runs differ in anything else, the names of their folders are added.
+    """
+    spectra = [saved_spectrum(run) for run in runs]
+    series: dict[tuple[str, str], dict[str, list[int]]] = {}
+    for position, (run, one) in enumerate(zip(runs, spectra, strict=True)):
+        alike = series.setdefault((one.name, one.kind), {})
+        alike.setdefault(_recipe(run, one), []).append(position)
+    for recipes in series.values():
+        for positions in recipes.values():
+            _check_differ([runs[position] for position in positions])
+        if len(recipes) > 1:
+            labels = _folder_names([runs[positions[0]].folder for positions in recipes.values()])
+            for label, positions in zip(labels, recipes.values(), strict=True):
+                others = f" and {len(positions) - 1} more" if len(positions) > 1 else ""
+                for position in positions:
+                    name = f"{spectra[position].name} ({label}{others})"
+                    spectra[position] = replace(spectra[position], name=name)
+    return spectra
+
+
+def _check_differ(runs: Sequence[Run]) -> None:
+    """Refuses to count one training as two seeds."""
+    known: dict[tuple[object, object], Run] = {}
+    for run in runs:
+        key = run.settings_data.get("seed"), run.settings_data.get("width")
+        if key in known:
+            raise AnywidthError(
+                f"{known[key].folder} and {run.folder} are the same training, seed {key[0]}: leave "
+                "one out, or train one with another --seed"
+            )
+        known[key] = run
+
+
+def _recipe(run: Run, found: Spectrum) -> str:
+    """What a run shares with others of its series."""
+    left_out = _CIRCUMSTANCES | ({"width"} if found.kind == "i" else set())
+    fields = {name: value for name, value in run.settings_data.items() if name not in left_out}
+    return json.dumps(fields, sort_keys=True)
+
+
+def _folder_names(folders: Sequence[Path]) -> list[str]:
+    """Their last parts, or where those are not enough, all of them."""
+    names = [folder.resolve().name for folder in folders]
+    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
+
+
+# ---- the report ----------------------------------------------------------------------------------
+
+
+def run_report(trained: Trained, baselines: Sequence[Run] = ()) -> Path:
+    """Writes report.html: one page with everything a run shows, and other runs beside it."""
+    run = trained.run
+    own, *others = saved_spectra([run, *baselines])
+    rows = read_metrics(run.metrics_path) if run.metrics_path.exists() else []
+    if has_curves(rows, trained.curves):
+        run.plots_folder.mkdir(exist_ok=True)
+        plot_curves(rows, run.plots_folder / "training.png", trained.curves)
+    path = run.folder / "report.html"
+    write_report(
+        path,
+        title=f"{trained.settings.name} on {trained.settings.trained_on}",
+        run_summary={
+            "settings": to_json(trained.settings),
+            "versions": {
+                "anywidth": __version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                "device": device_name(next(trained.model.parameters()).device),
+            },
+        },
+        spectrum=own,
+        baselines=others,
+        metrics=rows,
+        curves=trained.curves,
+        plan_text=_plan_text(trained),
+        extra_sections=trained.sections(),
+    )
+    return path
+
+
+def _plan_text(trained: Trained) -> str:
+    """The printed plan; where there is one width alone, its multiply-adds stand beside that."""
+    plan = plan_of(trained.model)
+    if trained.settings.can_narrow(trained.model):
+        return str(plan)
+    head, heading, _ = str(plan).rpartition("\nwidth  multiply-adds\n")
+    return f"{head}{heading}{trained.settings.width:<5}  {plan.macs(plan.full):,}"

@@ -1,0 +1,42 @@
+"""Ready settings: `anywidth train NAME` runs one, and its options change any field.
+
+Each says its command, what it takes and what to expect.
+"""
+
+from __future__ import annotations
+
+from anywidth.app.tasks.super_resolution.settings import SuperResolutionSettings
+
+
+def sr() -> SuperResolutionSettings:
+    """US-WDSR with 16 channels and 3 blocks on bundled pictures, x2, for two CPU cores.
+
+    Command: `anywidth train sr`. Two minutes on two cores; 25.3 dB at width 0.5 and 25.9 dB at 1.0
+    on the bundled pictures, where bicubic upscaling has 23.4 dB. It starts as bicubic upscaling,
+    with the deep branch at a tenth, and the learning rate is a cosine wave's after a warm-up.
+    """
+    return SuperResolutionSettings(
+        channels=16,
+        blocks=3,
+        patch=24,
+        batch_size=8,
+        epochs=6,
+        steps_per_epoch=200,
+        warmup_steps=50,
+    )
+
+
+def sr_wdsr() -> SuperResolutionSettings:
+    """US-WDSR as in the paper, any width from 32 to 64 channels, 8 blocks, x2, for a GPU.
+
+    Not as in the paper: it starts as bicubic upscaling, with the deep branch at a tenth, and the
+    learning rate is a cosine wave's after a warm-up.
+
+    Command: `anywidth train sr_wdsr --data-dir PICTURES --eval-dir SETS`, where PICTURES is any
+    folder of photos or DIV2K's, and SETS holds a folder for each of Set5, Set14 and the like. Not
+    run here to the end.
+    """
+    return SuperResolutionSettings(epochs=60, steps_per_epoch=1000)
+
+
+RECIPES = (sr, sr_wdsr)
