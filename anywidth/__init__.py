@@ -9,6 +9,10 @@ from anywidth.measuring.cost import Latency, latency, macs, parameter_count
 from anywidth.measuring.spectra import Spectrum, spectrum
 from anywidth.planning.groups import ChannelGroup, Plan
 from anywidth.planning.trace import plan
+from anywidth.searching.budgets import Budget
+from anywidth.searching.channel_search import search
+from anywidth.searching.found import SearchResult
+from anywidth.searching.latency_table import LatencyTable, measure_latencies
 from anywidth.slimming.convert import at_width, plan_of, set_width, slimmable
 from anywidth.slimming.extraction import extract
 from anywidth.slimming.sorting import sort_channels
@@ -21,12 +25,15 @@ from anywidth.width import ChannelConfig, WidthRange
 
 __all__ = [
     "AnywidthError",
+    "Budget",
     "ChannelConfig",
     "ChannelGroup",
     "Latency",
+    "LatencyTable",
     "Plan",
     "Sampling",
     "SandwichStep",
+    "SearchResult",
     "Spectrum",
     "StepResult",
     "WidthRange",
@@ -40,12 +47,14 @@ __all__ = [
     "load",
     "load_statistics_state",
     "macs",
+    "measure_latencies",
     "models",
     "parameter_count",
     "plan",
     "plan_of",
     "sample_widths",
     "save",
+    "search",
     "set_width",
     "slimmable",
     "soft_cross_entropy",

@@ -6,7 +6,7 @@ import importlib
 import os
 import platform
 from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -121,6 +121,15 @@ def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     for tensor in tensors:
         found.setdefault(tensor.dtype, []).append(tensor)
     return list(found.values())
+
+
+def gathered(item: Any) -> list[Any]:
+    """What every rank passes in, in the order of the ranks."""
+    if world_size() == 1:
+        return [item]
+    items: list[Any] = [None] * world_size()
+    dist.all_gather_object(items, item)
+    return items
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:

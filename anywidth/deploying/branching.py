@@ -19,7 +19,8 @@ from anywidth.deploying.exporting import check_format
 from anywidth.deploying.shared_weights import Match
 from anywidth.deploying.width_graphs import WidthGraph, width_graphs
 from anywidth.errors import AnywidthError
-from anywidth.measuring.spectra import check_statistics, tracked_if_shown
+from anywidth.measuring.shown_progress import tracked_if_shown
+from anywidth.measuring.spectra import check_statistics
 from anywidth.modes import evaluating
 from anywidth.slimming.convert import at_width
 from anywidth.slimming.state import state_of

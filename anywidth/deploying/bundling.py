@@ -20,7 +20,8 @@ from anywidth.deploying.deployment import Deployment, Runner
 from anywidth.deploying.width_graphs import WidthGraph, width_graphs
 from anywidth.errors import AnywidthError
 from anywidth.measuring.cost import macs, parameter_count
-from anywidth.measuring.spectra import Spectrum, check_statistics, tracked_if_shown
+from anywidth.measuring.shown_progress import tracked_if_shown
+from anywidth.measuring.spectra import Spectrum, check_statistics
 from anywidth.modes import evaluating
 from anywidth.slimming.convert import at_width
 from anywidth.slimming.state import state_of

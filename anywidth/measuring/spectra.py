@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import math
@@ -16,6 +15,7 @@ from torch import nn
 
 from anywidth.errors import AnywidthError
 from anywidth.measuring.cost import latency, macs, parameter_count
+from anywidth.measuring.shown_progress import tracked_if_shown
 from anywidth.modes import evaluating
 from anywidth.slimming.convert import at_width
 from anywidth.slimming.norm_statistics import norm_records
@@ -104,17 +104,13 @@ class Spectrum:
         return name or self.metrics[0]
 
     def describe(self, metric: str) -> Metric:
-        """How a metric is shown; `psnr_Set5` as `psnr`, with the rest of its name.
-
-        One that nothing describes is better higher, unless it is called an error or a loss.
-        """
+        """How a metric is shown; `psnr_Set5` as `psnr`, with the rest of its name."""
         if metric in self.described:
             return self.described[metric]
         for known, found in self.described.items():
             if metric.startswith(f"{known}_"):
                 return replace(found, label=f"{found.label}, {metric[len(known) + 1 :]}")
-        is_cost = any(word in metric.lower() for word in ("error", "loss"))
-        return Metric(metric.replace("_", " "), lower_is_better=is_cost)
+        return undescribed(metric)
 
     def best(self, metric: str | None = None) -> SpectrumPoint:
         """The point with the best value of a metric; of two equal points the cheaper one."""
@@ -245,7 +241,7 @@ def spectrum(
         for config in tracked_if_shown(order, "evaluating widths", progress):
             model.eval()  # `evaluate` may have changed it
             with at_width(model, configs[config]):
-                metrics = _numbers(evaluate(model))
+                metrics = numbers_by_name(evaluate(model))
                 time = _latency(model, config) if measure_latency else None
             measured[config] = metrics, time
     points = []
@@ -295,19 +291,14 @@ def check_statistics(model: nn.Module, widths: Sequence[Width]) -> None:
                 _ = norm.running_mean
 
 
-def tracked_if_shown(
-    configs: Sequence[ChannelConfig], description: str, shown: bool
-) -> Iterable[ChannelConfig]:
-    """Goes through configurations and shows how far it has come, if asked and rich is there."""
-    if shown:
-        with contextlib.suppress(ImportError):
-            from anywidth.measuring.progress import tracked
-
-            return tracked(configs, description)
-    return configs
+def undescribed(metric: str) -> Metric:
+    """A metric that nothing describes: higher is better, unless it is called an error or a loss."""
+    is_cost = any(word in metric.lower() for word in ("error", "loss"))
+    return Metric(metric.replace("_", " "), lower_is_better=is_cost)
 
 
-def _numbers(metrics: Any) -> dict[str, float]:
+def numbers_by_name(metrics: Any) -> dict[str, float]:
+    """What `evaluate` returned, checked."""
     if not isinstance(metrics, Mapping):
         raise AnywidthError(
             f"evaluate(model) returned {type(metrics).__name__}: expected numbers by name, "

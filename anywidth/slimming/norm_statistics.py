@@ -61,6 +61,7 @@ class NormRecord(Record):
         self.is_full = True
         self.label: float | None = None
         self.is_lenient = False
+        self.uses_batches = False  # each batch is normalised by its own statistics
         # Which private scale and bias a configuration has (`switchable.py`); None without any.
         self.switches: dict[ChannelConfig, int] | None = None
 
@@ -193,6 +194,22 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def batch_statistics(model: nn.Module) -> Iterator[None]:
+    """Normalises every batch by its own statistics, at every width, and keeps none of them.
+
+    For comparing many configurations without calibrating each.
+    """
+    records = norm_records(model).values()
+    for record in records:
+        record.uses_batches = True
+    try:
+        yield
+    finally:
+        for record in records:
+            record.uses_batches = False
+
+
+@contextlib.contextmanager
 def uncalibrated_allowed(model: nn.Module) -> Iterator[None]:
     """Lets widths without statistics be evaluated with the first of the full width's.
 
@@ -214,6 +231,8 @@ def reading_statistics(name: str) -> Callable[[nn.Module], Tensor | None]:
 
     def running(self: nn.Module) -> Tensor | None:
         record: NormRecord = self.__dict__[RECORD]
+        if record.uses_batches:
+            return None
         if record.is_full:
             return self._buffers[name]
         entry = record.bank.get(record.config)  # type: ignore[arg-type]

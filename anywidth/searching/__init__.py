@@ -1,0 +1,1 @@
+"""The best channel numbers for a budget."""

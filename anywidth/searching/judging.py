@@ -1,0 +1,165 @@
+"""How good a configuration is: judged quickly by batch statistics, exactly after calibration."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from anywidth.distributed import gathered, rank, world_size
+from anywidth.errors import AnywidthError
+from anywidth.measuring.spectra import numbers_by_name, undescribed
+from anywidth.modes import evaluating
+from anywidth.slimming.convert import at_width
+from anywidth.slimming.norm_statistics import batch_statistics
+from anywidth.slimming.state import state_of
+from anywidth.training.calibration import calibrate
+from anywidth.width import ChannelConfig
+
+Evaluate = Callable[[nn.Module], Mapping[str, float]]
+_SECONDS_BETWEEN_WRITES = 5.0
+
+
+class Judge:
+    """Evaluates configurations of one network and remembers the answers, also in a file.
+
+    A search asks the same questions in the same order, so one that was killed gets the answers
+    from the file and goes on where it was.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        evaluate: Evaluate,
+        calibration: Iterable[Any] | None,
+        metric: str | None,
+        notes: Path | None,
+    ) -> None:
+        self.model = model
+        self._evaluate = evaluate
+        self._calibration = calibration
+        self._wanted = metric
+        self._notes = notes
+        self._known: dict[str, dict[str, float]] = {}
+        self._written = time.monotonic()
+        self._network = network_fingerprint(model) if notes is not None else ""
+        self.passes = 0
+        if notes is not None and notes.exists():
+            self._read(notes)
+
+    def score(self, config: ChannelConfig) -> float:
+        """The main metric by batch statistics; lower is better."""
+        return self._lower(self._judged("batch", config))
+
+    def judge_all(self, configs: Sequence[ChannelConfig]) -> None:
+        """Judges several configurations by batch statistics; ranks share them out."""
+        if world_size() == 1:
+            return  # `score` judges each when it is asked for
+        new = [
+            config for config in dict.fromkeys(configs) if _key("batch", config) not in self._known
+        ]
+        mine = {_key("batch", c): self._judged("batch", c) for c in new[rank() :: world_size()]}
+        for known in gathered(mine):
+            self._known.update(known)
+
+    def value(self, config: ChannelConfig) -> float:
+        """The main metric by batch statistics, as `evaluate` gives it."""
+        return self._judged("batch", config)[self.metric]
+
+    def exact(self, config: ChannelConfig) -> dict[str, float]:
+        """All metrics with statistics calibrated for this configuration."""
+        return self._judged("exact", config)
+
+    def exact_score(self, config: ChannelConfig) -> float:
+        return self._lower(self.exact(config))
+
+    def prepare(self, config: ChannelConfig) -> None:
+        """Calibrates a configuration, so that it can be used after the search."""
+        if self._calibration is not None:
+            calibrate(self.model, self._calibration, [config])
+
+    def _judged(self, kind: str, config: ChannelConfig) -> dict[str, float]:
+        key = _key(kind, config)
+        if key not in self._known:
+            self._known[key] = self._measured(kind, config)
+            self.passes += 1
+            if time.monotonic() - self._written > _SECONDS_BETWEEN_WRITES:
+                self.close()
+        return self._known[key]
+
+    def _measured(self, kind: str, config: ChannelConfig) -> dict[str, float]:
+        by_batch = kind == "batch" or self._calibration is None
+        if not by_batch:
+            self.prepare(config)
+        with evaluating(self.model), torch.no_grad(), at_width(self.model, config):
+            if by_batch:
+                with batch_statistics(self.model):
+                    return numbers_by_name(self._evaluate(self.model))
+            return numbers_by_name(self._evaluate(self.model))
+
+    def _lower(self, metrics: Mapping[str, float]) -> float:
+        value = metrics[self.metric]
+        if math.isnan(value):
+            return math.inf
+        return value if undescribed(self.metric).lower_is_better else -value
+
+    @property
+    def metric(self) -> str:
+        """The metric that decides: the one asked for, or the first that `evaluate` returns."""
+        metrics = self._judged("batch", state_of(self.model).plan.widest)
+        name = self._wanted or next(iter(metrics), None)
+        if name is None or name not in metrics:
+            raise AnywidthError(
+                f"search(metric={self._wanted!r}): evaluate(model) returned {list(metrics)}; name "
+                "one of these"
+            )
+        return name
+
+    # ---- the file ---------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Writes all answers to the file, if there is one."""
+        self._written = time.monotonic()
+        if self._notes is not None:
+            from anywidth.files import write_json
+
+            write_json(self._notes, {"network": self._network, "known": self._known})
+
+    def _read(self, notes: Path) -> None:
+        from anywidth.files import read_json
+
+        data = read_json(notes)
+        if data.get("network") != self._network:
+            raise AnywidthError(
+                f"{notes}: these are notes of a search on other weights; remove the file to start "
+                "a new search"
+            )
+        try:
+            self._known = {
+                str(key): {str(name): float(value) for name, value in metrics.items()}
+                for key, metrics in data["known"].items()
+            }
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise AnywidthError(
+                f"{notes}: damaged notes of a search ({error}); remove the file to start again"
+            ) from error
+
+
+def _key(kind: str, config: ChannelConfig) -> str:
+    return f"{kind} {json.dumps(config.to_json(), sort_keys=True)}"
+
+
+def network_fingerprint(model: nn.Module) -> str:
+    """Tells the weights of a network from others."""
+    digest = hashlib.sha256(json.dumps(state_of(model).plan.full.to_json()).encode())
+    for name, parameter in model.named_parameters():
+        flat = parameter.detach().double()
+        digest.update(f"{name} {float(flat.sum()):.12e} {float(flat.abs().sum()):.12e}".encode())
+    return digest.hexdigest()[:32]
