@@ -116,10 +116,26 @@ def send_from_first_rank(
         torch._foreach_copy_(same, list(_unflatten_dense_tensors(flat, same)))
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether each rank holds a part of it, as with FSDP2, which reduces its gradients itself."""
+    return hasattr(tensor, "device_mesh")
+
+
+def check_not_sharded(model: nn.Module, function: str) -> None:
+    if any(map(is_sharded, model.parameters())):
+        raise AnywidthError(
+            f"{function}(): this {type(model).__name__} is sharded by FSDP. Load its full state "
+            "(torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
+            "options=StateDictOptions(full_state_dict=True))) into a network converted in the same "
+            "way and not sharded, and its statistics with anywidth.load_statistics_state"
+        )
+
+
 def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     found: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
-        found.setdefault(tensor.dtype, []).append(tensor)
+        if not is_sharded(tensor):
+            found.setdefault(tensor.dtype, []).append(tensor)
     return list(found.values())
 
 

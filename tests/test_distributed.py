@@ -95,6 +95,11 @@ def test_one_rank_may_calibrate_alone(ranks: list[dict[str, Any]]) -> None:
         assert torch.equal(ranks[0]["calibrated by one"][name], tensor), name
 
 
+def test_a_sharded_network_trains_as_a_whole_one() -> None:
+    done = torchrun(HERE / "sharded_ranks.py")
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_what_is_no_group_is_named() -> None:
     model = two_ranks.converted()
     for group in ("all", 3):

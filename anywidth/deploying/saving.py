@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from anywidth.distributed import check_not_sharded
 from anywidth.errors import AnywidthError
 from anywidth.planning.groups import Plan
 from anywidth.planning.parts import ChannelGroup
@@ -37,6 +38,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     from anywidth.files import save_tensors
 
     state = state_of(model)
+    check_not_sharded(model, "save")
     statistics, widths = statistics_to_tensors(model)
     tensors = {
         **{_WEIGHTS + name: tensor for name, tensor in model.state_dict().items()},

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.weight_norm import WeightNorm
 
+from anywidth.distributed import check_not_sharded
 from anywidth.slimming.folding import fold_norms
 from anywidth.slimming.layers import widen_all
 from anywidth.slimming.norm_statistics import norm_records, uncalibrated_allowed
@@ -39,6 +40,7 @@ def extract(model: nn.Module, width: Width, fold: bool = False) -> nn.Module:
     """
     state = state_of(model)
     check_layers(model)
+    check_not_sharded(model, "extract")
     before = state.width
     state.set(model, width)
     try:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from anywidth.distributed import Group, average, members, send_from_first_rank
+from anywidth.distributed import Group, average, is_sharded, members, send_from_first_rank
 from anywidth.errors import AnywidthError
 from anywidth.planning.groups import Plan
 from anywidth.slimming.norm_statistics import running_statistics
@@ -64,7 +64,8 @@ class SandwichStep:
     on the full width's detached predictions, accumulates all their gradients, averages them over
     ranks once, and lets the optimiser take its step. It never waits for the device. With several
     processes, pass the network itself, not in DistributedDataParallel: the first call gives all
-    ranks the weights of the first. Running statistics are averaged with the gradients.
+    ranks the weights of the first. FSDP2 (`fully_shard`) reduces its own gradients, once per width
+    and by the eager engine. Running statistics are averaged with the gradients.
 
     Gradients are summed over the widths, as in the paper. A layer that every width uses whole, such
     as a classifier over features that do not narrow, so learns as if at several times the learning
@@ -177,7 +178,8 @@ class SandwichStep:
         self._visited: set[ChannelConfig] = set()
         self.parameters = trained_parameters(model, optimizers)
         watch(optimizers)
-        on_gpu = all(parameter.is_cuda for parameter in model.parameters())
+        # What FSDP shards has no memory of its own for graphs and kernels to use.
+        on_gpu = all(p.is_cuda and not is_sharded(p) for p in model.parameters())
         if on_gpu:
             _lay_channels_last(model)
             use_kernels(model, kernels)
@@ -306,5 +308,7 @@ def _uses_graphs(engine: str, on_gpu: bool) -> bool:
     if engine not in ("auto", "eager", "graphs"):
         raise AnywidthError(f"engine {engine!r}: expected 'auto', 'eager' or 'graphs'")
     if engine == "graphs" and not on_gpu:
-        raise AnywidthError("the engine 'graphs' needs the model on a CUDA GPU: model.cuda() first")
+        raise AnywidthError(
+            "the engine 'graphs' needs the model on a CUDA GPU (model.cuda() first), not sharded"
+        )
     return engine != "eager" and on_gpu
