@@ -43,6 +43,33 @@ def test_own_model() -> None:
     assert abs(float(extracted[1]) - sliced) <= 0.2
 
 
+SMALL = ("--images", "600", "--epochs", "2")
+
+
+def errors(output: str) -> dict[str, float]:
+    return {w: float(e) for w, e in re.findall(r"width ([\d.]+): error ([\d.]+) %", output)}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["lightning_module", "accelerate_accumulation", "huggingface_trainer", "timm_training"],
+)
+def test_training_stacks(name: str) -> None:
+    found = errors(run_example(f"{name}.py", *SMALL))
+    assert found.keys() == {"0.25", "0.5", "1.0"}
+    assert min(found.values()) < 80, "nothing was learned: by chance it is 90"
+
+
+def test_several_processes() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         EXAMPLES / "several_processes.py", *SMALL],
+        env=environment(), capture_output=True, text=True, timeout=HANGS_AFTER,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert min(errors(done.stdout).values()) < 80
+
+
 def test_the_calibration_benchmark_compares_like_with_like(tmp_path: Path) -> None:
     result = tmp_path / "calibration.json"
     small = ("--widths", "3", "--samples", "8", "--batch-size", "4", "--rounds", "1")
