@@ -7,6 +7,7 @@ from anywidth_runtime.governor import Governor
 from anywidth_runtime.governor_limits import Ceiling
 from anywidth_runtime.governor_menu import Choice
 from anywidth_runtime.network import Network, open
+from anywidth_runtime.ray_serving import ray_app
 
 __all__ = [
     "BundleError",
@@ -19,4 +20,5 @@ __all__ = [
     "TensorInfo",
     "__version__",
     "open",
+    "ray_app",
 ]

@@ -93,6 +93,8 @@ def _wait_until_waiting(port: int, count: int) -> None:
         (("BUNDLE", "--least-accuracy", "90"), "accuracy"),
         (("BUNDLE", "--token-file", "nowhere"), "nowhere"),
         (("BUNDLE", "--port", "70000"), "70000"),
+        (("BUNDLE", "--replicas", "2"), "--ray"),
+        (("nowhere.anywidth", "--ray"), "nowhere.anywidth"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(

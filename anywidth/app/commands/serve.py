@@ -50,6 +50,16 @@ def serve(
         typer.Option(help="Holds the token that requests must bring (or set ANYWIDTH_TOKEN)."),
     ] = None,
     page: Annotated[bool, typer.Option(help="Show the page at /.")] = True,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Serve with Ray Serve: on the machines of its cluster.")
+    ] = False,
+    replicas: Annotated[int, typer.Option(help="With --ray: how many, or at least.")] = 1,
+    most_replicas: Annotated[
+        int | None, typer.Option(help="With --ray: add replicas up to so many.")
+    ] = None,
+    target_width: Annotated[
+        float | None, typer.Option(help="With --ray: while the mean width served is below this.")
+    ] = None,
 ) -> None:
     """Serve a bundle over HTTP: every request at the widest width that is in time.
 
@@ -64,8 +74,8 @@ def serve(
     """
     try:
         from anywidth_runtime.errors import BundleError, RequestError
-        from anywidth_runtime.server import running
         from anywidth_runtime.server.settings import Settings, model_name, read_token
+        from anywidth_runtime.server.starting import start
     except ModuleNotFoundError as error:
         raise AnywidthError(
             f"serving needs the package {error.name!r}: pip install './runtime[serve]'"
@@ -85,6 +95,20 @@ def serve(
             token=read_token(token_file),
             has_page=page,
         )
-        running.serve(bundle, settings, host=host, port=port)
+        start(
+            bundle,
+            settings,
+            host=host,
+            port=port,
+            with_ray=ray,
+            replicas=replicas,
+            most_replicas=most_replicas,
+            target_width=target_width,
+        )
+    except ModuleNotFoundError as error:
+        extra = "ray" if ray else "serve"
+        raise AnywidthError(
+            f"serving needs the package {error.name!r}: pip install './runtime[{extra}]'"
+        ) from error
     except (BundleError, RequestError) as error:
         raise AnywidthError(str(error)) from error

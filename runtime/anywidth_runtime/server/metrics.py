@@ -18,12 +18,12 @@ _MOST_KEPT = 50_000
 
 
 class Moment(NamedTuple):
-    """One request that ended: when, at which width (None if dropped), and whether in time."""
+    """One request that ended: when, at which width (None if dropped), whether in time, its run."""
 
     at: float
     width: float | str | None
     is_in_time: bool
-    milliseconds: float
+    run_ms: float
 
 
 class Metrics:
@@ -73,7 +73,7 @@ class Metrics:
         self._widths.labels(f"{width}").inc()
         self._seconds.observe(milliseconds / 1000)
         self._run_seconds.labels(f"{width}").observe(run_ms / 1000)
-        self._keep(Moment(time.monotonic(), width, is_in_time, milliseconds))
+        self._keep(Moment(time.monotonic(), width, is_in_time, run_ms))
 
     def dropped(self) -> None:
         """Counts a request that could not be in time."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from anywidth_runtime.errors import BundleError, RequestError
 from anywidth_runtime.server.settings import TOKEN_VARIABLE, Settings, model_name, read_token
+from anywidth_runtime.server.starting import start
 
 _DEFAULTS = Settings()
 
@@ -36,12 +37,14 @@ def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     add("--token-file", type=Path,
         help=f"holds the token that requests must bring (or set {TOKEN_VARIABLE})")  # fmt: skip
     add("--no-page", action="store_true", help="no page at /")
+    add("--ray", action="store_true", help="serve with Ray Serve, on many machines if there are")
+    add("--replicas", type=int, default=1, help="with --ray: how many, or at least (1)")
+    add("--most-replicas", type=int, help="with --ray: add replicas up to so many")
+    add("--target-width", type=float, help="with --ray: while the mean width is below this")
     parser.set_defaults(run=_serve)
 
 
 def _serve(arguments: argparse.Namespace) -> None:
-    from anywidth_runtime.server.running import serve
-
     settings = Settings(
         name=arguments.name or model_name(arguments.bundle),
         deadline_ms=arguments.deadline_ms,
@@ -56,7 +59,16 @@ def _serve(arguments: argparse.Namespace) -> None:
         token=read_token(arguments.token_file),
         has_page=not arguments.no_page,
     )
-    serve(arguments.bundle, settings, host=arguments.host, port=arguments.port)
+    replicas = {name: getattr(arguments, name) for name in ("replicas", "most_replicas")}
+    start(
+        arguments.bundle,
+        settings,
+        host=arguments.host,
+        port=arguments.port,
+        with_ray=arguments.ray,
+        **replicas,
+        target_width=arguments.target_width,
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:

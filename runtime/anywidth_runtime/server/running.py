@@ -10,7 +10,6 @@ from pathlib import Path
 
 import uvicorn
 
-from anywidth_runtime.errors import RequestError
 from anywidth_runtime.network import open as open_network
 from anywidth_runtime.server.application import make_app
 from anywidth_runtime.server.service import Service
@@ -18,7 +17,7 @@ from anywidth_runtime.server.settings import Settings
 
 # Seconds that a thread may keep Python to itself: the default of 5 ms would delay narrow widths by
 # several times what they take.
-_SWITCH_INTERVAL = 0.0005
+SWITCH_INTERVAL = 0.0005
 _GRACE_SECONDS = 30
 
 
@@ -27,10 +26,8 @@ def serve(path: Path, settings: Settings, *, host: str = "127.0.0.1", port: int 
 
     Then it takes no more connections, answers every request it has, and returns.
     """
-    if not 0 <= port < 2**16:
-        raise RequestError(f"port {port}: expected 1 to 65535, or 0 for any that is free")
     network = open_network(path, threads=settings.threads)
-    sys.setswitchinterval(_SWITCH_INTERVAL)
+    sys.setswitchinterval(SWITCH_INTERVAL)
     service = Service(network, settings)
     config = uvicorn.Config(
         make_app(service),

@@ -21,8 +21,6 @@ from anywidth_runtime.server.pictures import PictureInput, write_png
 from anywidth_runtime.server.protocol import InferenceRequest, Wanted
 from anywidth_runtime.server.settings import Settings
 
-# A run and its answer's way to the client: what the governor leaves free at the end.
-_OVERHEAD_MS = 1.0
 _FILE_THREADS = 2
 
 
@@ -51,7 +49,7 @@ class Service:
             least_width=settings.least_width,
             least_accuracy=settings.least_accuracy,
             hysteresis=settings.hysteresis,
-            overhead_ms=_OVERHEAD_MS,
+            overhead_ms=settings.overhead_ms,
             workers=settings.worker_count,
         )
         network.prepare([choice.width for choice in self.governor.menu])

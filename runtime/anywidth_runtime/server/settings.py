@@ -24,6 +24,7 @@ class Settings:
         least_width: the governor never goes narrower; requests may ask for what they like.
         least_accuracy: the governor never goes below this accuracy.
         hysteresis: the governor widens only if this share of the time is left over.
+        overhead_ms: what an answer takes from the end of a run to the client.
         threads: that one run of the network may use.
         workers: runs that go on at once; 0 for one per core and threads, less one core.
         most_waiting: requests that may wait; one more is answered 503.
@@ -41,6 +42,7 @@ class Settings:
     least_width: float | None = None
     least_accuracy: float | None = None
     hysteresis: float = 0.0
+    overhead_ms: float = 1.0
     threads: int = 1
     workers: int = 0
     most_waiting: int = 256

@@ -1,0 +1,166 @@
+"""The server on many machines, by Ray Serve: each replica has its own queue and governor.
+
+Ray passes requests on; which width a request gets is decided where it waits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anywidth_runtime.errors import RequestError
+from anywidth_runtime.network import Network
+from anywidth_runtime.network import open as open_network
+
+if TYPE_CHECKING:
+    from anywidth_runtime.server.settings import Settings
+
+# Ray's own way of a request, there and back, that the governor leaves free.
+_OVERHEAD_MS = 6.0
+_STATISTICS_SECONDS = 10.0
+
+
+def ray_app(
+    bundle: str | os.PathLike[str],
+    settings: Settings | None = None,
+    *,
+    replicas: int = 1,
+    most_replicas: int | None = None,
+    target_width: float | None = None,
+    upscale_delay_s: float = 10.0,
+    downscale_delay_s: float = 300.0,
+    cpus: float = 1.0,
+    opener: Callable[[str], Network] | None = None,
+) -> Any:
+    """A Ray Serve application that serves a bundle: `serve.run(ray_app("net.anywidth"))`.
+
+    Args:
+        bundle: the file, at the same place on every machine.
+        settings: as for `anywidth serve`; one worker per replica if they do not say.
+        replicas: how many there are, or at least are.
+        most_replicas: there may be so many: one is added while the mean width served is below
+            `target_width`, and taken away while the others are idle enough.
+        target_width: three quarters of the way from the narrowest to the widest if not given.
+        upscale_delay_s: seconds for which the width must have been too narrow.
+        downscale_delay_s: seconds for which replicas must have been idle.
+        cpus: that Ray reserves per replica.
+        opener: opens the bundle in a replica, if `anywidth_runtime.open` is not to.
+    """
+    from ray import serve
+    from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+
+    from anywidth_runtime.ray_scaling import replicas_for_width
+    from anywidth_runtime.server.settings import Settings, model_name
+
+    most = replicas if most_replicas is None else most_replicas
+    if not 1 <= replicas <= most:
+        raise RequestError(
+            f"replicas={replicas}, most_replicas={most}: expected 1 <= least <= most"
+        )
+    path = str(Path(bundle).resolve())
+    chosen = settings or Settings(name=model_name(Path(path)), workers=1)
+    # What the page shows of the load would be one replica's alone.
+    chosen = dataclasses.replace(
+        chosen, workers=chosen.workers or 1, overhead_ms=_OVERHEAD_MS, has_load=False
+    )
+    scaling: dict[str, Any] = {"num_replicas": replicas}
+    if most > replicas:
+        scaling = {
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=replicas,
+                max_replicas=most,
+                upscale_delay_s=upscale_delay_s,
+                downscale_delay_s=downscale_delay_s,
+                policy=AutoscalingPolicy(policy_function=replicas_for_width),
+            )
+        }
+    deployment = serve.deployment(
+        name="anywidth",
+        # The queue is the replica's: Ray hands everything on at once.
+        max_ongoing_requests=chosen.most_waiting + 64,
+        max_queued_requests=chosen.most_waiting,
+        ray_actor_options={"num_cpus": cpus},
+        **scaling,
+    )(serve.ingress()(Replica))
+    return deployment.bind(path, chosen, target_width, opener)
+
+
+class Replica:
+    """One server under Ray: a network, its queue and its governor."""
+
+    def __init__(
+        self,
+        path: str,
+        settings: Settings,
+        target_width: float | None,
+        opener: Callable[[str], Network] | None,
+    ) -> None:
+        from anywidth_runtime.server.running import SWITCH_INTERVAL
+        from anywidth_runtime.server.service import Service
+
+        sys.setswitchinterval(SWITCH_INTERVAL)
+        network = (opener or _open(settings.threads))(path)
+        self._service = Service(network, settings)
+        numbers = [one for one in network.widths if isinstance(one, float)]
+        self._widest = max(numbers, default=1.0)
+        lowest = min(numbers, default=1.0)
+        self._target = lowest + 0.75 * (self._widest - lowest)
+        if target_width is not None:
+            self._target = target_width
+
+    def __serve_build_asgi_app__(self) -> Any:
+        from anywidth_runtime.server.application import make_app
+
+        return make_app(self._service)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What `replicas_for_width` goes by: the last ten seconds."""
+        moments = self._service.metrics.recent(_STATISTICS_SECONDS)
+        widths = [one.width for one in moments if isinstance(one.width, float)]
+        # A dropped request got no width at all.
+        missed = sum(one.width is None for one in moments)
+        mean = sum(widths) / (len(widths) + missed) if moments else self._widest
+        runs = sum(one.run_ms for one in moments) / 1000
+        workers = self._service.settings.worker_count
+        busy = min(1.0, runs / (_STATISTICS_SECONDS * workers))
+        return {"mean_width": mean, "target_width": self._target, "busy": busy}
+
+
+def _open(threads: int) -> Callable[[str], Network]:
+    return lambda path: open_network(path, threads=threads)
+
+
+def serve_with_ray(
+    bundle: Path, settings: Settings, *, host: str, port: int, **options: Any
+) -> None:
+    """`anywidth serve --ray`: joins the Ray cluster that RAY_ADDRESS names, or starts one here.
+
+    Returns when the process is told to end (SIGTERM, Ctrl-C), after what was accepted is answered.
+    """
+    import ray
+    from ray import serve
+
+    open_network(bundle)  # what is wrong with the file is better said here than by a replica
+    app = ray_app(bundle, settings, **options)
+    ray.init(log_to_driver=False, logging_level=logging.WARNING)
+    serve.start(
+        http_options={"host": host, "port": port},
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
+    )
+    serve.run(app, name=settings.name, route_prefix="/")
+    # Only now: Ray has handlers of its own, which end the process at once.
+    told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: told.set())
+    print(f"Serving {bundle} with Ray Serve at http://{host}:{port}", flush=True)
+    told.wait()
+    # This application alone: the cluster may serve others.
+    serve.delete(settings.name)
+    ray.shutdown()
