@@ -22,6 +22,12 @@ def main() -> None:
         # The reader of the output is gone (`| head`), so the buffered rest is discarded.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
+    except ModuleNotFoundError as error:
+        _end(
+            f"anywidth: the command line needs the package {error.name!r}; "
+            "install it with: pip install 'anywidth[cli]'",
+            2,
+        )
     except OSError as error:
         # Not a mistake in the arguments: no permission, a full disk, a lost mount.
         where = f": {error.filename}" if error.filename else ""
@@ -31,17 +37,10 @@ def main() -> None:
 
 def _run(arguments: list[str]) -> int:
     """The exit code. Typer's own runner is not used, because it hides an interrupt."""
-    try:
-        import typer
-        from typer.main import get_command
+    import typer
+    from typer.main import get_command
 
-        from anywidth.app.commands.app import app
-    except ModuleNotFoundError as error:
-        _end(
-            f"anywidth: the command line needs the package {error.name!r}; "
-            "install it with: pip install 'anywidth[cli]'",
-            2,
-        )
+    from anywidth.app.commands.app import app
     from anywidth.errors import AnywidthError
 
     # This class may be Typer's own or from a package that Typer depends on.
