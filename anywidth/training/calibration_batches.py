@@ -1,4 +1,4 @@
-"""Batches to calibrate with: whatever a loader gives, as the arguments of a network."""
+"""Turn the batches of a loader into the arguments of a network, for calibration."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch.utils.data import Dataset, IterableDataset
 
 from anywidth.errors import AnywidthError
 
-# A batch as the network takes it: its positional arguments, tensors or dicts and lists of them.
+# A batch as positional arguments of the network: tensors, or dicts and lists of tensors.
 Arguments = tuple[Any, ...]
 
 
 def calibration_batches(
     loader: Iterable[Any], model: nn.Module, samples: int | None
 ) -> Iterator[Arguments]:
-    """The first so many samples of a loader on the network's device, never one alone."""
+    """The first samples of a loader on the network's device, in batches of at least two."""
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
         raise AnywidthError(
-            f"calibrate(): the loader is a {type(loader).__name__}, which gives single samples; "
+            f"calibrate(): the loader is a {type(loader).__name__}, which yields single samples; "
             "expected batches: torch.utils.data.DataLoader(dataset, batch_size=64)"
         )
     if isinstance(loader, Tensor) or not _can_be_iterated(loader):
         what = f"a tensor of shape {tuple(loader.shape)}" if isinstance(loader, Tensor) else loader
         raise AnywidthError(
-            f"calibrate(): the loader is {what}; expected batches to go through, such as a "
+            f"calibrate(): the loader is {what}; expected an iterable of batches, such as a "
             "DataLoader or images.split(64)"
         )
     return _never_alone(_first_samples(_inputs(loader, model), samples))
@@ -49,19 +49,19 @@ def _inputs(loader: Iterable[Any], model: nn.Module) -> Iterator[Arguments]:
             if not isinstance(inputs, Tensor) or not inputs.dim():
                 raise AnywidthError(
                     f"calibrate(): a batch is a {type(inputs).__name__}; expected a tensor, or a "
-                    "tuple that begins with one, or with a tuple of the network's arguments"
+                    "tuple that starts with a tensor or with a tuple of the network's arguments"
                 )
         if len({inputs.shape[0] for inputs in several}) > 1:
             shapes = ", ".join(str(tuple(inputs.shape)) for inputs in several)
             raise AnywidthError(
-                f"calibrate(): arguments of shapes {shapes}: expected as many samples in each"
+                f"calibrate(): arguments of shapes {shapes}: expected equal numbers of samples"
             )
         axes = axes or [inputs.dim() for inputs in several]
         if axes != [inputs.dim() for inputs in several]:
             shapes = ", ".join(str(tuple(inputs.shape)) for inputs in several)
             raise AnywidthError(
-                f"calibrate(): a batch of shape {shapes} after others of {axes[0]} axes; one batch "
-                "with its labels alone is loader=[(images, labels)]"
+                f"calibrate(): a batch of shape {shapes} after batches with {axes[0]} axes; for a "
+                "single batch with labels, pass loader=[(images, labels)]"
             )
         if several and several[0].shape[0] > 0:
             yield tree_map(lambda one: one.to(device, non_blocking=True), arguments)
@@ -84,7 +84,7 @@ def _first_samples(batches: Iterator[Arguments], samples: int | None) -> Iterato
 
 
 def _never_alone(batches: Iterator[Arguments]) -> Iterator[Arguments]:
-    """Joins a batch of one sample, which has no variance of its own, to the one beside it."""
+    """Join a batch of one sample, which has no variance, to its neighbour."""
     held: list[Arguments] = []
     alone: list[Arguments] = []
     for inputs in batches:

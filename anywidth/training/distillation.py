@@ -1,4 +1,4 @@
-"""What the narrower widths learn from: the full width's own predictions, in place."""
+"""Inplace distillation: narrower widths learn from the predictions of the full width."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def soft_cross_entropy(
 ) -> Tensor:
     """Cross entropy against the soft labels of the full width (the paper's inplace distillation).
 
-    Classes are axis 1, as for `torch.nn.functional.cross_entropy`: a picture of logits will do.
-    `teacher_logits` must carry no gradient: a sub-network's loss never reaches the full network.
-    With a temperature other than the paper's 1, the loss is scaled by its square so that its
-    gradients keep their size. `kept`, a mask of the logits' shape without classes, says which of
-    them count; without it all do.
+    Classes are axis 1, as in `torch.nn.functional.cross_entropy`; further axes are allowed.
+    `teacher_logits` must have no gradient, so that the loss of a narrow width does not reach the
+    full width's output. With a temperature other than the paper's 1, the loss is scaled by its
+    square, so that gradients keep their size. `kept` is a mask of the logits' shape without
+    classes: only entries where it is true count.
     """
     for given in (logits, teacher_logits):
         if not isinstance(given, Tensor):
             raise AnywidthError(
-                f"soft_cross_entropy(): an output of type {type(given).__name__}: expected logits; "
+                f"soft_cross_entropy(): output of type {type(given).__name__}: expected logits; "
                 "pass distill=..., a function of (output, full width's output)"
             )
     if logits.shape != teacher_logits.shape:
@@ -45,8 +45,8 @@ def soft_cross_entropy(
     classes = 1 if teacher_logits.dim() > 1 else 0
     if logits.dim() > 0 and logits.shape[classes] == 1:
         raise AnywidthError(
-            f"soft_cross_entropy(): logits of shape {tuple(logits.shape)} have one class, of which "
-            "nothing can be learned: pass distill=..., such as F.mse_loss for numbers, or None"
+            f"soft_cross_entropy(): logits of shape {tuple(logits.shape)} have only one class, so "
+            "nothing can be learned: pass distill=F.mse_loss for numbers, or distill=None"
         )
     soft_labels = F.softmax(teacher_logits / temperature, dim=classes)
     if kept is not None:
@@ -59,7 +59,7 @@ def soft_cross_entropy(
 
 @dataclass(frozen=True)
 class WithTargets:
-    """A distillation that looks at the batch's targets too: (output, widest output, targets)."""
+    """A distillation that also uses the targets: (output, widest output, targets)."""
 
     function: Callable[[Any, Any, Any], Tensor]
 
@@ -68,11 +68,11 @@ Distill = Callable[[Any, Any], Tensor] | WithTargets
 
 
 def ignoring(distill: Callable[..., Tensor], index: int) -> WithTargets:
-    """A `soft_cross_entropy` that leaves out what the cross entropy of true labels leaves out.
+    """A `soft_cross_entropy` that ignores the same targets as the cross entropy of true labels.
 
     Args:
-        distill: `soft_cross_entropy`, maybe with a temperature.
-        index: a target that does not count.
+        distill: `soft_cross_entropy`, possibly with a temperature.
+        index: the target to ignore.
     """
 
     def function(output: Any, full: Any, targets: Any) -> Tensor:

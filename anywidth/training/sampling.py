@@ -1,4 +1,4 @@
-"""Which widths a training step visits: the sandwich rule, and the rules it is compared with."""
+"""The widths of a training step: the sandwich rule, and the rules it is compared with."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Sampling:
     """How the widths of a step are drawn.
 
     Args:
-        rule: `"sandwich"` (the widest, the narrowest, the rest random: the paper's rule),
+        rule: `"sandwich"` (the paper's rule: the widest, the narrowest, the rest random),
             `"random"`, `"min+random"`, `"max+random"` (table 2 of the paper), or `"fixed"`:
-            always `widths` (a slimmable network's switches, or the one width of an individually
-            trained network).
-        count: widths a step (the paper's n).
+            always `widths` (the switches of a slimmable network, or the one width of an
+            individually trained network).
+        count: widths per step (the paper's n).
         nonuniform: every group draws its own fraction.
-        lattice: draw from so many evenly spread configurations instead of continuously, so that
-            a GPU captures fewer. Channels that always come together may come to need each other:
-            a width between two that were trained can fail, however well both do.
-        widths: for the rule `"fixed"`.
-        seed: draws depend on this and the step's number alone, so every rank draws the same.
+        lattice: draw from this number of evenly spread configurations instead of from all, so
+            that a GPU captures fewer graphs. Channels that are always trained together may come
+            to depend on each other: a width between two trained ones can then fail.
+        widths: the widths of the rule `"fixed"`.
+        seed: draws depend only on this and the step's number, so all ranks draw the same.
     """
 
     rule: Rule = "sandwich"
@@ -53,26 +53,25 @@ class Sampling:
             object.__setattr__(self, "widths", tuple(width_list(self.widths, "Sampling")))
         elif has_widths:
             raise AnywidthError(
-                f"widths={self.widths!r}: the rule {self.rule!r} draws its own; for always the "
-                'same ones, Sampling("fixed", widths=...)'
+                f"widths={self.widths!r}: the rule {self.rule!r} draws its own widths; for fixed "
+                'widths use Sampling("fixed", widths=...)'
             )
         least = {"sandwich": 2, "fixed": 0}.get(self.rule, 1)
         if whole_number(self.count) is None or self.count < least:
             raise AnywidthError(
-                f"{self.count!r} widths a step: {self.rule!r} needs at least {least}"
+                f"{self.count!r} widths per step: the rule {self.rule!r} needs at least {least}"
             )
         size = self.lattice
         if size is not None and (self.nonuniform or whole_number(size) is None or size < 2):
             raise AnywidthError(
-                f"lattice={self.lattice!r}: expected at least 2 uniform configurations "
-                "(a nonuniform network has no lattice)"
+                f"lattice={self.lattice!r}: expected at least 2, and only without nonuniform=True"
             )
 
 
 def sample_widths(
     model: nn.Module | Plan, step: int, sampling: Sampling | None = None
 ) -> list[ChannelConfig]:
-    """The configurations that training step number `step` visits, the widest first if it is one.
+    """The configurations of training step number `step`; if the widest is drawn, it is first.
 
     Example:
         >>> for config in anywidth.sample_widths(model, step):

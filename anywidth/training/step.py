@@ -35,15 +35,15 @@ from anywidth.width import ChannelConfig, Width, is_number, whole_number
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step did, on the device: nothing here was read back yet.
+    """The losses and outputs of one step, as tensors on the device.
 
-    It holds until the next step, which may use the same memory.
+    It is valid until the next step, which may use the same memory.
 
     Args:
-        widths: the configurations visited, the widest first where it is one of them.
-        losses: the loss at each of them, not weighed or scaled.
-        outputs: the network's output at each of them, without gradients.
-        plan: of the network.
+        widths: the configurations of the step; if the widest is among them, it is first.
+        losses: the loss of each configuration, without weight or scale.
+        outputs: the network's output for each configuration, without gradients.
+        plan: the plan of the network.
     """
 
     widths: list[ChannelConfig]
@@ -61,54 +61,54 @@ class SandwichStep:
     """Trains a converted network at several widths on one batch.
 
     A call clears the gradients, runs the full width on the true targets, runs each narrower width
-    on the full width's detached predictions, accumulates all their gradients, averages them over
-    ranks once, and lets the optimiser take its step. It never waits for the device. With several
-    processes, pass the network itself, not in DistributedDataParallel: the first call gives all
-    ranks the weights of the first. FSDP2 (`fully_shard`) reduces its own gradients, once per width
-    and by the eager engine. Running statistics are averaged with the gradients.
+    on the full width's detached predictions, sums all gradients, averages them over ranks once, and
+    calls the optimizer. It never waits for the device. With several processes, pass the network
+    itself, not wrapped in DistributedDataParallel: the first call gives all ranks the weights of
+    the first rank. FSDP2 (`fully_shard`) reduces its own gradients, once per width, and uses the
+    eager engine. Running statistics are averaged together with the gradients.
 
     Gradients are summed over the widths, as in the paper. A layer that every width uses whole, such
-    as a classifier over features that do not narrow, so learns as if at several times the learning
-    rate: where training starts unstably, lower the rate, or raise it more slowly.
+    as a classifier over features that do not narrow, therefore learns as if its learning rate were
+    several times higher. If training is unstable at the start, lower the rate or use a longer
+    warm-up.
 
-    A call returns a `StepResult`: the configurations visited (`widths`, the widest first where it
-    is one of them) with the loss and the detached output at each. They are tensors on the device,
-    and hold until the next call.
+    A call returns a `StepResult`: the configurations of the step with their losses and detached
+    outputs. They are tensors on the device, and valid until the next call.
 
-    Where something else takes the optimiser's step (accumulated gradients, a `GradScaler`,
-    accelerate, Lightning, Hugging Face's Trainer), call `step.backward(inputs, targets)` instead:
-    it adds the gradients of all widths to those in the parameters, and does nothing else.
+    If something else calls the optimizer (accumulated gradients, a `GradScaler`, accelerate,
+    Lightning, Hugging Face's Trainer), use `step.backward(inputs, targets)` instead: it adds the
+    gradients of all widths to the parameters' gradients, and does nothing else.
 
-    To resume, put back the network (`anywidth.save`), the optimiser, and the step
-    (`load_state_dict`): the widths of a step are drawn from its number.
+    To resume, restore the network (`anywidth.load`), the optimizer, and the step
+    (`load_state_dict`), because the widths of a step are drawn from its number.
 
     Args:
         model: a converted network; a call puts it in training mode if it is not.
-        optimizer: of the model's parameters, or some of them; a loss may have its own there too.
-            A list of several takes a step of each; None leaves `backward` alone.
+        optimizer: for the model's parameters, or some of them; it may also hold a loss's own. With
+            a list, each takes a step; with None only `backward` can be used.
         loss: (output, targets) → scalar, for the full width.
         distill: (output, full width's output) → scalar, for narrower widths, such as F.mse_loss
             for regression. `"auto"` is `soft_cross_entropy` if the loss is known to be a cross
-            entropy over classes; any other loss needs a distillation of its own. None trains
-            every width on the true targets.
-        widths: how many widths a step, for the sandwich rule; or a `Sampling` for any other.
-        truth: how much of the narrower widths' loss is the true targets' (0 in the paper, which
+            entropy over classes; for any other loss, pass a distillation. None trains every width
+            on the true targets.
+        widths: number of widths per step, by the sandwich rule; or a `Sampling` for other rules.
+        truth: share of the true targets in the loss of narrower widths (0 in the paper, which
             found mixing worse).
-        weights: how much each width's loss counts. `"paper"` sums them; `"balanced"` gives the
-            narrower widths together as much weight as the widest has alone; or one number per
-            width, the widest first; or a function of (configuration, position, number of widths).
-        seed: widths are drawn from this and the step's number; a `Sampling` has its own.
-        autocast: run forward passes in this dtype, as `torch.autocast` does; None in that of the
-            parameters. `"auto"` is bfloat16 on a GPU and None on a CPU. float16 needs a
+        weights: weights of the losses of the widths. `"paper"` sums them; `"balanced"` gives all
+            narrower widths together the weight of the widest; or one number per width, the widest
+            first; or a function of (configuration, position, number of widths).
+        seed: widths are drawn from this and the step's number; a `Sampling` has its own seed.
+        autocast: run forward passes in this dtype, as `torch.autocast` does; None keeps the
+            parameters' dtype. `"auto"` is bfloat16 on a GPU and None on a CPU. float16 needs a
             `GradScaler`: see `backward`.
         engine: `"eager"` runs everywhere; `"graphs"` captures each configuration as a CUDA graph
-            when it is first met; `"auto"` takes graphs on a GPU. A graph keeps the plain numbers
-            it was captured with: what a loss weighs by, or a dropout's share, may only change in a
+            the first time it is drawn; `"auto"` uses graphs on a GPU. A graph keeps the Python
+            numbers it was captured with: a loss weight or a dropout rate that changes must be a
             tensor.
-        kernels: on a GPU, let layers use kernels that need no preparing for a new width; False
-            leaves them as they are.
-        after_backward: called once the gradients are complete, before the optimiser's step: to
-            clip them, say.
+        kernels: on a GPU, use kernels that need no preparation for a new width; False keeps
+            PyTorch's layers.
+        after_backward: called when the gradients are complete, before the optimizer's step, for
+            example to clip them.
         process_group: processes that train this network together, each on its part of a batch.
             `"world"` is all of them, if torch.distributed is initialised; None trains alone.
 
@@ -146,12 +146,12 @@ class SandwichStep:
             widths = Sampling(count=count, seed=seed)
         if not isinstance(widths, Sampling):
             raise AnywidthError(
-                f"widths={widths!r}: expected how many a step, or a Sampling; for always the same "
-                'ones, Sampling("fixed", widths=(0.25, 0.5, 1.0))'
+                f"widths={widths!r}: expected the number of widths per step, or a Sampling; for "
+                'fixed widths use Sampling("fixed", widths=(0.25, 0.5, 1.0))'
             )
         if count is None and seed not in (0, widths.seed):
             raise AnywidthError(
-                f"seed={seed!r} beside a Sampling, which has its own ({widths.seed}): pass "
+                f"seed={seed!r}: the Sampling has its own seed ({widths.seed}); pass "
                 f"Sampling(..., seed={seed!r})"
             )
         if not is_number(truth) or not 0 <= truth <= 1:
@@ -163,8 +163,8 @@ class SandwichStep:
             )
         if distillation is not None and widths.rule in ("random", "min+random"):
             raise AnywidthError(
-                f"the rule {widths.rule!r} leaves out the widest width, so there is nothing "
-                "to distill from: pass distill=None"
+                f"the rule {widths.rule!r} may leave out the widest width, which distillation "
+                "needs: pass distill=None"
             )
         self.model = model
         self.optimizer: Any = optimizer
@@ -191,15 +191,15 @@ class SandwichStep:
             self.engine = EagerEngine(model, objective)
 
     def __call__(self, inputs: Any, targets: Any = None) -> StepResult:
-        """One step: `backward` from gradients of zero, then the optimiser's step.
+        """Run one step: `backward` from zero gradients, then the optimizer's step.
 
-        A tuple of inputs is the network's positional arguments, as for `anywidth.plan`; a dict is
-        its keyword arguments, or its one argument if that is what the network takes.
+        A tuple of inputs is the network's positional arguments, as in `anywidth.plan`; a dict is
+        its keyword arguments, or its one argument if the network takes a dict.
         """
         check_own_steps(self.optimizers)
         if not self._is_new:
             check_spent(self.parameters)
-        for parameter in self.parameters:  # also those that the optimiser does not hold
+        for parameter in self.parameters:  # also those that the optimizer does not hold
             parameter.grad = None
         result = self._add_gradients(inputs, targets, 1.0)
         self.reduce()
@@ -212,21 +212,21 @@ class SandwichStep:
         return result
 
     def backward(self, inputs: Any, targets: Any = None, scale: float | Tensor = 1.0) -> StepResult:
-        """Adds the gradients of all widths to those in the parameters, and counts the step.
+        """Add the gradients of all widths to the parameters' gradients, and count the step.
 
-        Nothing is cleared, reduced over ranks or stepped. Every call draws widths of its own, from
-        `count`; all ranks draw the same.
+        It does not clear gradients, reduce them over ranks or call the optimizer. Every call draws
+        its own widths from `count`; all ranks draw the same.
 
         Args:
-            inputs: as for a call.
-            targets: likewise.
-            scale: of the gradients; the losses in the result are not scaled.
+            inputs: as in a call.
+            targets: as in a call.
+            scale: scales the gradients; the losses in the result are not scaled.
 
         Example:
             >>> for number, (images, labels) in enumerate(loader, start=1):
             ...     step.backward(images, labels, scale=1 / 4)
             ...     if number % 4 == 0:
-            ...         step.reduce()  # of several processes
+            ...         step.reduce()  # with several processes
             ...         optimizer.step()
             ...         optimizer.zero_grad()
 
@@ -261,7 +261,7 @@ class SandwichStep:
         return StepResult(configs, losses, outputs, state_of(self.model).plan)
 
     def reduce(self) -> None:
-        """Averages gradients, and the statistics of the widths visited since, over all ranks.
+        """Average gradients, and statistics of the widths since the last call, over all ranks.
 
         All ranks visit the same widths, so a parameter has a gradient on all of them or on none.
         """
@@ -272,23 +272,23 @@ class SandwichStep:
         self._visited.clear()
 
     def state_dict(self) -> dict[str, int]:
-        """What a resumed training needs of a step: how many there were."""
+        """The state for resuming: the number of steps so far."""
         return {"count": self.count}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Goes on from what `state_dict` returned."""
+        """Continue from a `state_dict`."""
         count = whole_number(state.get("count")) if isinstance(state, Mapping) else None
         if count is None or count < 0:
             raise AnywidthError(
-                f"load_state_dict({state!r}): expected what SandwichStep.state_dict() returned, "
-                'such as {"count": 1000}'
+                f"load_state_dict({state!r}): expected a result of SandwichStep.state_dict(), such "
+                'as {"count": 1000}'
             )
         self.count = count
 
     def warm_up(self, widths: Sequence[Width], inputs: Any, targets: Any) -> None:
-        """Captures widths ahead of training, the widest first; nothing to do for the eager engine.
+        """Capture widths before training, the widest first; the eager engine does nothing.
 
-        Weights and running statistics stay as they are.
+        Weights and running statistics do not change.
         """
         if isinstance(self.engine, GraphEngine):
             self.model.train()
@@ -298,7 +298,7 @@ class SandwichStep:
 
 
 def _lay_channels_last(model: nn.Module) -> None:
-    """What convolutions of images are fastest in; the parameters stay the same objects."""
+    """Use channels-last memory, the fastest for images; parameters stay the same objects."""
     for parameter in model.parameters():
         if parameter.dim() == 4:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
@@ -309,6 +309,6 @@ def _uses_graphs(engine: str, on_gpu: bool) -> bool:
         raise AnywidthError(f"engine {engine!r}: expected 'auto', 'eager' or 'graphs'")
     if engine == "graphs" and not on_gpu:
         raise AnywidthError(
-            "the engine 'graphs' needs the model on a CUDA GPU (model.cuda() first), not sharded"
+            "the engine 'graphs' needs the model on a CUDA GPU, not sharded: call model.cuda()"
         )
     return engine != "eager" and on_gpu

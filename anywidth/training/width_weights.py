@@ -1,4 +1,4 @@
-"""How much each width of a step counts: the weights of their losses."""
+"""The weights of the losses of a step's widths."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ WidthWeights = NamedRule | Sequence[float] | WeightRule
 def width_weights(weights: WidthWeights, configs: Sequence[ChannelConfig]) -> list[float]:
     """One weight per width of a step, in the order of `configs`; the widest comes first.
 
-    With the paper's sum, what every width shares (a classifier, norms) learns mostly from the
-    narrow widths, of which there are three. `"balanced"` gives them together as much weight as the
-    widest has alone.
+    With the paper's sum, layers that all widths share (a classifier, norms) learn mostly from the
+    three narrow widths. `"balanced"` gives these together the weight of the widest.
     """
     number = len(configs)
     if weights == "paper":
@@ -32,8 +31,8 @@ def width_weights(weights: WidthWeights, configs: Sequence[ChannelConfig]) -> li
         found = list(weights)
         if len(found) != number:
             raise AnywidthError(
-                f"weights={found}: {len(found)} weights for the {number} widths of a step; give "
-                f"one per width, the widest first, or one of {get_args(NamedRule)}"
+                f"weights={found}: {len(found)} weights for {number} widths per step; pass one per "
+                f"width, the widest first, or one of {get_args(NamedRule)}"
             )
     for position, weight in enumerate(found):
         if not is_number(weight) or weight < 0:
@@ -47,7 +46,7 @@ def width_weights(weights: WidthWeights, configs: Sequence[ChannelConfig]) -> li
 
 
 def check_weights(weights: object) -> None:
-    """A clear error for what is no rule; what a function returns is checked at each step."""
+    """Refuse an invalid rule; the results of a function are checked at each step."""
     is_list = isinstance(weights, Sequence) and not isinstance(weights, str)
     if weights in get_args(NamedRule) or callable(weights) or is_list:
         return

@@ -1,1 +1,1 @@
-"""How a training step runs its widths: plainly, or as CUDA graphs."""
+"""How a training step runs its widths: eagerly, or as CUDA graphs."""

@@ -1,4 +1,4 @@
-"""Passes captured as CUDA graphs, to be replayed without Python."""
+"""Capture passes as CUDA graphs, which replay without Python."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ Result = TypeVar("Result")
 
 
 class CaptureError(Exception):
-    """Why a pass cannot be captured."""
+    """Says why a pass cannot be captured."""
 
 
 class CudaCapture:
-    """Graphs that live in one memory pool, captured on a stream of their own."""
+    """Graphs in one memory pool, captured on a separate stream."""
 
     def reaches(self, tensors: Iterable[Tensor]) -> bool:
-        """Whether passes over these can be captured."""
+        """Whether passes over these tensors can be captured."""
         return all(tensor.is_cuda for tensor in tensors)
 
     def start_anew(self) -> None:
-        """A pool and a stream for graphs to come; those of before keep theirs."""
+        """Use a new pool and stream for later graphs; existing graphs keep theirs."""
         self.pool = torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream()
 
     def run(self, function: Callable[[], Result]) -> Result:
-        """Runs on the stream that captures, as a pass must before its first capture."""
+        """Run on the capturing stream, as a pass must before its first capture."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             result = function()
@@ -38,10 +38,10 @@ class CudaCapture:
         return result
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        """What replays the function's work on the GPU; the function is called once, for that."""
+        """Call the function once and return a callable that replays its work on the GPU."""
         graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
-            # Loaders pin memory from threads of their own meanwhile, which "global" would forbid.
+            # Loaders may pin memory from other threads, which "global" would forbid.
             with torch.cuda.graph(
                 graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
             ):
@@ -53,7 +53,7 @@ class CudaCapture:
         return replay
 
     def _close(self, before: torch.cuda.Stream) -> None:
-        """PyTorch leaves a failed capture half open: its stream, allocations, random numbers."""
+        """Clean up a failed capture, which PyTorch leaves open: stream, memory, random numbers."""
         torch.cuda.set_stream(before)
         device = before.device_index
         with contextlib.suppress(RuntimeError, AttributeError):
@@ -64,10 +64,10 @@ class CudaCapture:
 
 
 def _let_go(error: BaseException) -> str:
-    """Why a pass failed. What it computed is freed: gradients of a network must not meet on the
-    stream of a pass that is over.
+    """The reason why a pass failed. Its results are freed, because later gradients must not meet
+    those on the stream of a failed pass.
     """
-    first = error.__context__ or error  # what failed, not that the capture ended badly
+    first = error.__context__ or error  # the cause, not the failed end of the capture
     lines = str(first).strip().splitlines() or [""]
     for each in (error, first):
         traceback.clear_frames(each.__traceback__)

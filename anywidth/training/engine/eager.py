@@ -1,4 +1,4 @@
-"""The plain engine: every width forward and backward as PyTorch does it, on any device."""
+"""The eager engine: plain forward and backward passes for every width, on any device."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class EagerEngine:
         inputs: Any,
         targets: Any,
     ) -> tuple[list[Tensor], list[Any]]:
-        """Adds the gradients of all widths to those in the parameters; returns losses, outputs."""
+        """Add the gradients of all widths to the parameters' gradients; return losses, outputs."""
         losses: list[Tensor] = []
         outputs: list[Any] = []
         for config, weight in zip(configs, weights, strict=True):
             teacher = outputs[0] if outputs else None
-            # Backward too: checkpointed activations are computed anew there.
+            # Backward too, because it recomputes checkpointed activations.
             with at_width(self.model, config):
                 loss, output = self.objective.forward(self.model, config, inputs, targets, teacher)
                 is_plain = isinstance(weight, float) and weight == 1

@@ -1,4 +1,4 @@
-"""One pass of a training step: a width forward, its loss, and its gradients added up."""
+"""One pass of a training step: forward at one width, its loss, and its gradients."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Loss = Callable[[Any, Any], Tensor]
 
 @dataclass(frozen=True)
 class Objective:
-    """What the widths of a step are trained for.
+    """The objective of the widths of a step.
 
     Args:
         loss: (output, targets) → scalar.
         distill: (output, widest output) → scalar for the narrower widths; None uses `loss`.
-            Wrapped in `WithTargets` it is given the targets too.
-        truth: share of `loss` in the narrower widths' objective.
-        autocast: the dtype forward passes run in; None leaves them as they are.
+            In `WithTargets` it gets the targets too.
+        truth: share of `loss` in the objective of narrower widths.
+        autocast: dtype of forward passes; None changes nothing.
     """
 
     loss: Loss
@@ -58,14 +58,14 @@ class Objective:
             return contextlib.nullcontext()
         devices = [leaf.device.type for leaf in leaves(inputs) if isinstance(leaf, Tensor)]
         device = devices[0] if devices else "cpu"
-        # Cached casts would belong to one graph and be read by another.
+        # A cached cast would belong to one graph and be read by another.
         return torch.autocast(device, self.autocast, cache_enabled=False)
 
 
 def trained_parameters(
     model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]
 ) -> list[nn.Parameter]:
-    """The network's parameters, and what its optimisers hold besides: a loss may learn too."""
+    """The network's parameters, and others that the optimizers hold, such as a loss's own."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     held = [parameter for group in groups for parameter in group["params"]]
     return list(dict.fromkeys([*model.parameters(), *held]))
@@ -80,5 +80,5 @@ def checked_scalar(loss: Any, name: str) -> Tensor:
 
 
 def detached(output: Any) -> Any:
-    """The same output, cut off from its gradients."""
+    """The same output without gradients."""
     return map_tensors(Tensor.detach, output)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
-    """Runs a network on a batch; a tuple is its positional arguments, as for `anywidth.plan`.
+    """Run a network on a batch; a tuple is its positional arguments, as in `anywidth.plan`.
 
-    A mapping is its keyword arguments, unless the network takes one argument of other names.
+    A mapping is its keyword arguments, unless the network takes one argument with another name.
     """
     if isinstance(inputs, tuple):
         return model(*inputs)
@@ -30,7 +30,7 @@ def _takes(model: nn.Module, names: Mapping[Any, Any]) -> bool:
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """Everything in a tree that is not a tuple, list, dictionary or dataclass, in order."""
+    """The leaves of a tree of tuples, lists, dictionaries and dataclasses, in order."""
     if _is_dataclass(tree):
         tree = [getattr(tree, field.name) for field in dataclasses.fields(tree)]
     if isinstance(tree, tuple | list):
@@ -44,7 +44,7 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
-    """The same tree with `function` done to each of its tensors."""
+    """The same tree with `function` applied to each tensor."""
     if isinstance(tree, Tensor):
         return function(tree)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
@@ -52,7 +52,7 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
     if isinstance(tree, tuple | list):
         return type(tree)(map_tensors(function, item) for item in tree)
     if isinstance(tree, MutableMapping):
-        same = copy.copy(tree)  # keeps what a class of dictionaries knows besides its items
+        same = copy.copy(tree)  # keeps the attributes of a dictionary's subclass
         for key, item in tree.items():
             same[key] = map_tensors(function, item)
         return same
@@ -60,7 +60,7 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
         same = copy.copy(tree)
         for field in dataclasses.fields(tree):
             part = map_tensors(function, getattr(tree, field.name))
-            object.__setattr__(same, field.name, part)  # a frozen one too
+            object.__setattr__(same, field.name, part)  # also if it is frozen
         return same
     return tree
 
@@ -70,12 +70,12 @@ def _is_dataclass(tree: Any) -> bool:
 
 
 def signature(tree: Any) -> list[Any]:
-    """What two trees must share for one to be copied into the other."""
+    """Equal for two trees if one can be copied into the other."""
     return [(x.shape, x.dtype, x.device) if isinstance(x, Tensor) else x for x in leaves(tree)]
 
 
 def copy_into(target: Any, source: Any) -> None:
-    """Copies every tensor of a tree into its place in another, without waiting."""
+    """Copy every tensor of a tree into another tree, without waiting."""
     for to, value in zip(leaves(target), leaves(source), strict=True):
         if isinstance(to, Tensor):
             to.copy_(value, non_blocking=True)

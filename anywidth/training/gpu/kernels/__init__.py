@@ -1,12 +1,12 @@
 """GPU kernels whose channel count is a run-time argument: a new width compiles nothing.
 
 They read the parameters of the full-width network in place, on channels-last tensors of bfloat16,
-float16 or float32, and sum in float32. Triton is imported when the first kernel is asked for; where
-it is missing, :func:`available` and the ``supports_...`` functions answer False, and PyTorch does
-the work.
+float16 or float32, and sum in float32. Triton is imported when the first kernel is used; if it is
+missing, :func:`available` and the ``supports_...`` functions return False, and PyTorch does the
+work.
 
-Gradients have the shape of the parameter that was passed: hand in ``weight`` whole and the
-gradient is zero beyond the active channels, hand in ``weight[:channels]`` and it is that long.
+Gradients have the shape of the parameter that was passed: for the whole ``weight`` the gradient is
+zero beyond the active channels, for ``weight[:channels]`` it has that length.
 """
 
 from importlib import import_module
@@ -56,7 +56,7 @@ def __getattr__(name: str) -> Any:
 
 
 def available() -> bool:
-    """Whether there is Triton, and a CUDA device or its interpreter to run the kernels with."""
+    """Whether Triton is installed, and a CUDA device or its interpreter can run kernels."""
     return triton_installed() and (torch.cuda.is_available() or interpreted())
 
 

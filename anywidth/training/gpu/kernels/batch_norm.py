@@ -24,7 +24,7 @@ from anywidth.training.gpu.kernels.norm_arguments import BatchNorm, DeferredNorm
 
 
 class _BatchNormAct(torch.autograd.Function):
-    """Keeps the input and a few numbers a channel for the backward pass, nothing else."""
+    """Saves only the input and a few numbers per channel for the backward pass."""
 
     @staticmethod
     @custom_fwd(device_type="cuda")
@@ -83,9 +83,10 @@ def batch_norm_act(x: Tensor, norm: BatchNorm, partial: Tensor | None = None) ->
     """Normalise ``x`` by the statistics of this batch, then activate it.
 
     Args:
-        x: channels-last input, more than one value a channel.
-        norm: what normalises it.
-        partial: statistics of parts of ``x``, where its maker took them; saves a pass over it.
+        x: channels-last input, more than one value per channel.
+        norm: the norm and activation.
+        partial: statistics of parts of ``x``, if the kernel that wrote it computed them; saves a
+            pass over ``x``.
     """
     output, _, _ = batch_norm_act_with_statistics(x, norm, partial)
     return output
@@ -96,19 +97,19 @@ def batch_norm_act_with_statistics(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`batch_norm_act`, with the batch's mean and (biased) variance for calibration.
 
-    Both are float32 and carry no gradient.
+    Both are float32 and have no gradient.
     """
     _check(x, norm)
-    # Parameters are named for autograd, which looks for them among the arguments alone.
+    # Parameters are passed separately, because autograd only looks at the arguments.
     y, mean, variance = _BatchNormAct.apply(x, norm.weight, norm.bias, norm, partial)
     return y, mean, variance
 
 
 def deferred_norm(x: Tensor, norm: BatchNorm, partial: Tensor | None = None) -> DeferredNorm:
-    """The statistics of :func:`batch_norm_act` alone: a convolution does the rest.
+    """Only the statistics of :func:`batch_norm_act`: a convolution does the rest.
 
-    What it returns goes to :func:`depthwise_conv2d_with_statistics` together with ``x``: the
-    normalised tensor is never written, nor read again.
+    Pass the result to :func:`depthwise_conv2d_with_statistics` together with ``x``. The normalised
+    tensor is never written or read.
     """
     _check(x, norm)
     with torch.cuda.device_of(x):

@@ -125,7 +125,7 @@ def parameter_gradient_kernel(
 ) -> None:
     """Gradients of weight and bias, zero beyond the active channels, and what dx subtracts.
 
-    With ``ADDED`` they are added to what is there, of the active channels alone.
+    With ``ADDED`` they are added to the existing values, for the active channels only.
     """
     channel = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     sums = add_partial_rows(partial_ptr, channel, rows, channels, ROWS, COLUMNS)
@@ -187,7 +187,7 @@ def input_gradient_kernel(
 
 
 def gradient_buffers(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, bool]:
-    """Where the gradients go, and whether they are added to what is there."""
+    """The tensors for the gradients, and whether to add to them."""
     weight_sum, bias_sum = gradient_sum(weight), gradient_sum(bias)
     if weight_sum is not None and bias_sum is not None:
         return weight_sum, bias_sum, True
@@ -200,7 +200,7 @@ def parameter_gradients(
 ) -> tuple[Tensor | None, Tensor | None, Tensor]:
     """Gradients of weight and bias, and the corrections that :func:`input_gradient` needs.
 
-    Where sums are kept of both gradients they are added there, and none is returned.
+    If sums of both gradients are kept, they are added there and not returned.
     """
     layout = Layout.of(x)
     parts = layout.parts(_SUM_ROWS, _SUM_PROGRAMS)
@@ -231,7 +231,7 @@ def parameter_gradients(
 def finish_parameter_gradients(
     partial: Tensor, pixels: int, terms: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor]:
-    """Like :func:`parameter_gradients`, from partial sums that were taken elsewhere."""
+    """Like :func:`parameter_gradients`, from partial sums computed elsewhere."""
     _, rows, channels = partial.shape
     weight_gradient, bias_gradient, added = gradient_buffers(weight, bias)
     corrections = torch.empty((2, channels), dtype=torch.float32, device=partial.device)
@@ -264,7 +264,7 @@ def input_gradient(
     activation: str,
     in_place: bool = False,
 ) -> Tensor:
-    """The gradient of ``x``, given that of the activated output, which it may be written over."""
+    """The gradient of ``x`` from that of the activated output, whose memory it may reuse."""
     layout = Layout.of(x)
     dx = dy if in_place else torch.empty_like(x, memory_format=torch.channels_last)
     parts = layout.parts(_INPUT_ROWS, _INPUT_PROGRAMS)

@@ -24,7 +24,7 @@ from anywidth.training.gpu.kernels.compilation import compile_once
 from anywidth.training.gpu.kernels.launch_blocks import ceil_divide
 from anywidth.training.gpu.kernels.norm_arguments import BatchNorm
 
-# Mean, variance, inverse deviation, scale and shift of each channel, a row each.
+# Mean, variance, inverse deviation, scale and shift per channel, one row each.
 TERMS = 5
 _SUM_ROWS = 64
 _SUM_PROGRAMS = 4
@@ -90,7 +90,7 @@ def store_terms(
 ):
     """From sums of distances to ``origin``: the terms of each channel, and running statistics.
 
-    Returns what normalises a channel: its mean, scale and shift.
+    Returns the mean, scale and shift that normalise a channel.
     """
     inside = channel < channels
     count = pixels * 1.0
@@ -187,7 +187,7 @@ def merge_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """The same from numbers, means and squared deviations of the parts of a batch."""
+    """The same from counts, means and squared deviations of the parts of a batch."""
     channel = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     totals = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, rows, ROWS):
@@ -259,7 +259,7 @@ def normalize_kernel(
 
 
 def batch_terms(x: Tensor, norm: BatchNorm) -> Tensor:
-    """The terms of each channel, and the running statistics brought up to date where given."""
+    """The terms of each channel; also updates the running statistics if given."""
     layout = Layout.of(x)
     parts = layout.parts(_SUM_ROWS, _SUM_PROGRAMS)
     partial = torch.empty(
@@ -302,7 +302,7 @@ def batch_terms(x: Tensor, norm: BatchNorm) -> Tensor:
 
 
 def merged_terms(partial: Tensor, pixels: int, norm: BatchNorm) -> Tensor:
-    """Like :func:`batch_terms`, from the statistics of parts of a batch that its maker took."""
+    """Like :func:`batch_terms`, from statistics of parts of the batch."""
     _, rows, channels = partial.shape
     terms = torch.empty((TERMS, channels), dtype=torch.float32, device=partial.device)
     merge_kernel[(ceil_divide(channels, PARTIAL_COLUMNS),)](
@@ -350,6 +350,6 @@ def normalize_and_activate(x: Tensor, terms: Tensor, activation: str) -> Tensor:
 
 
 def running_or(unused: Tensor, norm: BatchNorm) -> list[Tensor]:
-    """The running statistics; a kernel takes a tensor it leaves alone where there are none."""
+    """The running statistics, or an unused tensor in their place if there are none."""
     given = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
     return [unused if tensor is None else tensor for tensor in given]

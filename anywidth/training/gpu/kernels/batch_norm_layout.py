@@ -1,7 +1,7 @@
-"""How the batch norm kernels see a channels-last tensor, and what they keep of a channel.
+"""How the batch norm kernels divide a channels-last tensor.
 
-The tensor is a matrix of pixels times channels. So that few channels still fill a block, ``folds``
-neighbouring pixels form one row; an element's channel is its column modulo the channel count.
+The tensor is a matrix of pixels times channels. ``folds`` neighbouring pixels form one row, so that
+few channels still fill a block; the channel of an element is its column modulo the channel count.
 """
 
 # mypy: allow-untyped-defs, disable-error-code="assignment"
@@ -19,7 +19,7 @@ from anywidth.training.gpu.kernels.launch_blocks import (
     multiprocessors,
 )
 
-# Channels that one memory access of 16 bytes holds in half precision.
+# Channels per memory access of 16 bytes in half precision.
 VECTOR = 8
 BLOCK_COLUMNS = 64
 PARTIAL_ROWS = 128
@@ -28,7 +28,7 @@ PARTIAL_COLUMNS = 8
 
 @dataclass(frozen=True)
 class Layout:
-    """A tensor cut into blocks of rows and columns; all of it plain integers."""
+    """A tensor divided into blocks of rows and columns, in plain integers."""
 
     pixels: int
     channels: int
@@ -61,10 +61,10 @@ class Layout:
 
 @triton.jit
 def columns_of_block(block, channels, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr):
-    """The columns of a block, their channels, and the elements from a pixel to the next.
+    """The columns of a block, their channels, and the number of elements per pixel.
 
     With ``ALIGNED`` a vector of neighbouring columns is a vector of neighbouring channels, and
-    starts at a multiple of its size; the compiler cannot know and is told.
+    starts at a multiple of its size; the compiler cannot know this and is told.
     """
     column = block * COLUMNS + tl.arange(0, COLUMNS)
     channel = column % channels

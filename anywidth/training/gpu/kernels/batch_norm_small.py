@@ -1,7 +1,7 @@
-"""Batch norm with its activation where there are few pixels: one launch forward, one backward.
+"""Batch norm with its activation for few pixels: one launch forward, one backward.
 
-A program goes over all pixels of a few channels, twice: for their sums, then to use them. With few
-pixels that takes less time than three launches that share the pixels out.
+A program goes over all pixels of a few channels twice: once for their sums, once to use them. With
+few pixels this is faster than three launches that divide the pixels among programs.
 """
 
 import torch
@@ -22,7 +22,7 @@ _WARPS = 8
 
 
 def has_few_pixels(x: Tensor) -> bool:
-    """Whether one program goes over all pixels of a channel; deferring the norm is then no gain."""
+    """Whether one program handles all pixels of a channel, so that deferring gains nothing."""
     return x.numel() <= MOST_PIXELS * x.shape[1]
 
 
@@ -49,7 +49,7 @@ def small_forward_kernel(
 ) -> None:
     """Statistics of a few channels, then their values normalised and activated."""
     channel = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    # The compiler sees what divides this, and then that a mask holds for whole vectors.
+    # Written so that the compiler sees the divisor, and that masks cover whole vectors.
     pixel = channels
     if ALIGNED:
         pixel = (channels // COLUMNS) * COLUMNS
@@ -187,7 +187,7 @@ def small_forward(x: Tensor, norm: BatchNorm) -> tuple[Tensor, Tensor]:
 def small_backward(
     x: Tensor, dy: Tensor, terms: Tensor, weight: Tensor, bias: Tensor, activation: str
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradients of ``x``, weight and bias; none of those that were added to sums."""
+    """Gradients of ``x``, weight and bias; None for those that were added to sums."""
     channels = x.shape[1]
     weight_gradient, bias_gradient, added = gradient_buffers(weight, bias)
     corrections = torch.empty((2, channels), dtype=torch.float32, device=x.device)

@@ -1,4 +1,4 @@
-"""Compile a Triton kernel once, whatever width it is launched at."""
+"""Compile a Triton kernel once for all widths."""
 
 from collections.abc import Callable
 from inspect import signature
@@ -7,16 +7,16 @@ from typing import Any
 import triton
 
 KERNELS: dict[str, Any] = {}
-"""Every kernel of the modules that were imported, by its name."""
+"""All kernels of the imported modules, by name."""
 
 
 def compile_once(function: Callable[..., Any]) -> Any:
     """Jit a kernel whose integer arguments never cause another compilation.
 
-    Triton compiles a variant of a kernel for every integer that is 1 or a multiple of 16. A channel
-    count changes between those classes from width to width, so integers (parameters annotated
-    ``int``) are passed as they are. Parameters and running statistics (names that end in
-    ``slice_ptr``) may begin anywhere in a larger tensor, so nor does their alignment count.
+    Triton compiles separate variants for integers that are 1 or multiples of 16. Channel counts
+    change between these classes from width to width, so integers (parameters annotated ``int``) are
+    not specialised. Nor is the alignment of parameters and running statistics (names that end in
+    ``slice_ptr``), which may start anywhere in a larger tensor.
     """
     parameters = signature(function).parameters.values()
     KERNELS[function.__name__] = triton.jit(

@@ -1,6 +1,6 @@
 """Depthwise convolution as a differentiable function of its input and of a larger parameter.
 
-A batch norm and activation before it may be part of it, and statistics for the norm after it.
+It may include the batch norm and activation before it, and the statistics for the norm after it.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from anywidth.training.gpu.kernels.norm_arguments import DeferredNorm
 
 
 class _DepthwiseConv2d(torch.autograd.Function):
-    """Keeps the input as it was, before a norm that is done on the way."""
+    """Saves the original input, before a norm that is computed while reading."""
 
     @staticmethod
     @custom_fwd(device_type="cuda")
@@ -81,7 +81,7 @@ def depthwise_conv2d(x: Tensor, weight: Tensor, stride: int, padding: int) -> Te
     Args:
         x: channels-last input of C channels. Under autocast it is cast, as for any convolution.
         weight: filters of at least C channels, ``(channels, 1, k, k)`` with k 3 or 5. The first C
-            are used, where they lie and in the dtype they have.
+            are read in place, in their dtype.
         stride: 1 or 2.
         padding: zeros added on every side, less than k.
     """
@@ -97,13 +97,13 @@ def depthwise_conv2d_with_statistics(
     norm: DeferredNorm | None = None,
     statistics: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """:func:`depthwise_conv2d` of a normalised input, with what a norm after it can begin with.
+    """:func:`depthwise_conv2d` of a normalised input, with statistics for the norm after it.
 
     Args:
-        x: as for :func:`depthwise_conv2d`.
-        weight: likewise.
-        stride: likewise.
-        padding: likewise.
+        x: as in :func:`depthwise_conv2d`.
+        weight: as above.
+        stride: as above.
+        padding: as above.
         norm: normalises and activates ``x`` while it is read; see :func:`deferred_norm`.
         statistics: whether to return statistics of parts of the output, which
             :func:`batch_norm_act` and :func:`deferred_norm` take as ``partial``.

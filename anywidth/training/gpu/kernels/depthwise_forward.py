@@ -1,7 +1,8 @@
 """Depthwise convolution, channels last: the output.
 
-On the way in, the input may be normalised by the terms of a batch norm and activated; on the way
-out, the statistics that a batch norm after it needs may be taken. Both save passes over memory.
+While reading, the kernel can normalise the input by the terms of a batch norm and activate it;
+while writing, it can compute the statistics for the batch norm after it. Both save passes over
+memory.
 """
 
 # mypy: allow-untyped-defs, disable-error-code="assignment"
@@ -46,7 +47,7 @@ def add_rows(
     RING: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """What the first ``STRIDE`` rows of the window give to each of the ``RING`` output rows."""
+    """Add the first ``STRIDE`` rows of the window to each of the ``RING`` output rows."""
     updated = ()
     for j in tl.static_range(RING):
         line = ()
@@ -88,10 +89,10 @@ def activated(
 
 @triton.jit
 def store_statistics(partial_ptr, row, rows, channel, pixel, inside, count, origin, sums, squares):
-    """Number, mean and squared deviations of the values of each channel, of all lanes together.
+    """Store the count, mean and squared deviations of each channel over all lanes.
 
-    A lane has summed the distances to its own ``origin``, which keeps the variance exact when the
-    mean is large.
+    Each lane sums distances to its own ``origin``, which keeps the variance exact if the mean is
+    large.
     """
     count = count[:, :, None]
     some = tl.where(count > 0, count, 1.0)
@@ -147,7 +148,7 @@ def depthwise_forward_kernel(
 ) -> None:
     """Walk down strips: step ``s`` reads ``STRIDE`` input rows and finishes one output row.
 
-    An input row takes part in up to ``RING`` output rows, whose sums are kept side by side. The
+    An input row contributes to up to ``RING`` output rows, whose sums are kept side by side. The
     statistics of a program's output are laid out as (3, parts * folds, channels).
     """
     RING: tl.constexpr = (KERNEL + STRIDE - 1) // STRIDE
@@ -263,8 +264,7 @@ def depthwise_forward(
     """Convolve every channel of ``x`` with its own filter among the first of ``weight``.
 
     With the ``terms`` of a batch norm, ``x`` is normalised and activated first. With
-    ``statistics``, also returns what :func:`merged_terms`
-    makes the terms of the output of.
+    ``statistics``, also returns the partial statistics that :func:`merged_terms` takes.
     """
     images, channels, height, width = x.shape
     kernel = weight.shape[2]

@@ -1,10 +1,10 @@
 """Depthwise convolution, channels last: the gradients of its input and of its filters, at once.
 
-Both need the same neighbourhood of ``dy``, which is read once. The convolution may have normalised
-and activated its input while reading it; the same is done here, and the sums that the norm's own
-gradients need are taken on the way.
+Both need the same neighbourhood of ``dy``, which is read once. If the convolution normalised and
+activated its input while reading, this is repeated here, and the sums for the norm's own gradients
+are computed as well.
 
-Sums over pixels are partial ones here; see :mod:`anywidth.training.gpu.kernels.partial_sums`.
+Sums over pixels are partial here; see :mod:`anywidth.training.gpu.kernels.partial_sums`.
 """
 
 # mypy: allow-untyped-defs, disable-error-code="assignment"
@@ -52,7 +52,7 @@ def spread_back(
     COLUMNS: tl.constexpr,
     LEFTMOST: tl.constexpr,
 ):
-    """The gradient of a group of ``STRIDE`` input rows, from the rows of ``dy`` that reach it."""
+    """The gradient of a group of ``STRIDE`` input rows, from the rows of ``dy`` it reaches."""
     found = ()
     for r in tl.static_range(STRIDE):
         line = ()
@@ -82,7 +82,7 @@ def add_products(
     COLUMNS: tl.constexpr,
     LEFTMOST: tl.constexpr,
 ):
-    """Add to every tap the products of a group of input rows with what they met of ``dy``."""
+    """Add the products of a group of input rows and their rows of ``dy`` to every tap."""
     updated = ()
     for i in tl.static_range(KERNEL):
         for d in tl.static_range(KERNEL):
@@ -138,9 +138,9 @@ def depthwise_gradients_kernel(
 ) -> None:
     """Walk down strips of the images: each step finishes a group of ``STRIDE`` input rows.
 
-    Group ``g`` begins at row ``STRIDE * g - PHASE`` and is reached by the ``RING`` rows of ``dy``
-    up to ``g + PADDING // STRIDE``. With ``NORMED``, ``dx`` is the gradient of the normalised and
-    activated input, and the norm's sums of it are taken: of the gradient before the activation,
+    Group ``g`` starts at row ``STRIDE * g - PHASE`` and depends on the ``RING`` rows of ``dy`` up
+    to ``g + PADDING // STRIDE``. With ``NORMED``, ``dx`` is the gradient of the normalised and
+    activated input, and the norm's sums are computed: of the gradient before the activation,
     ``dz``, and of ``dz * (x - mean)``.
     """
     RING: tl.constexpr = (KERNEL + STRIDE - 1) // STRIDE
@@ -264,10 +264,10 @@ def depthwise_gradients(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The gradients of the convolution's input and of ``weight``, and the norm's partial sums.
 
-    The weight's is as large as the weight, zero for the channels that were not used. Where a sum of
-    gradients is kept it is added there, and none is returned. With the ``terms`` of a norm the
-    input's is that of ``x`` normalised and activated, and the partial sums are what
-    :func:`~anywidth.training.gpu.kernels.batch_norm_backward.finish_parameter_gradients` takes.
+    The gradient of ``weight`` is zero for unused channels; if a sum of gradients is kept, it is
+    added there and not returned. With the ``terms`` of a norm, the gradient of the input is that of
+    ``x`` normalised and activated, and the partial sums are for
+    :func:`~anywidth.training.gpu.kernels.batch_norm_backward.finish_parameter_gradients`.
     """
     images, channels, height, width = x.shape
     kernel = weight.shape[2]

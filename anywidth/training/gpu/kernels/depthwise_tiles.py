@@ -1,4 +1,4 @@
-"""What the depthwise kernels share: their tiles, and how a lane finds its pixels and channels.
+"""Shared by the depthwise kernels: tiles, and the pixels and channels of a lane.
 
 A program works on a block of *positions* (an image and a few neighbouring columns of it) times a
 block of *vectors* (a few neighbouring channels, one memory access). It walks down the rows of a
@@ -31,9 +31,9 @@ _PROGRAMS_A_MULTIPROCESSOR = 4
 class Tile:
     """Block sizes of one kernel. They depend on the kernel size and stride, never on the width."""
 
-    columns: int  # columns of one position that a lane computes
-    vector: int  # neighbouring channels that a lane computes
-    ahead: int  # steps that loads run ahead of the arithmetic
+    columns: int  # columns of one position per lane
+    vector: int  # neighbouring channels per lane
+    ahead: int  # steps that loads are ahead of the arithmetic
     positions: int = 16
     vectors: int = 8
     warps: int = 4
@@ -41,14 +41,14 @@ class Tile:
 
 @dataclass(frozen=True)
 class Launch:
-    """How the work of one kernel is cut: plain integers, which may change with the width."""
+    """How the work of one kernel is divided: plain integers, free to change with the width."""
 
     vectors: int  # of channels
     folds: int  # pixels that share a row of a block
-    tiles: int  # a row of an image
+    tiles: int  # per row of an image
     blocks_of_vectors: int
-    strips: int  # an image
-    rows: int  # a strip
+    strips: int  # per image
+    rows: int  # per strip
     items: int  # blocks of positions times strips
     wanted: int  # programs that keep the device busy
 
@@ -56,7 +56,7 @@ class Launch:
     def of(
         cls, tile: Tile, images: int, channels: int, rows: int, columns: int, device: torch.device
     ) -> "Launch":
-        """For so many rows and columns of each image, which a program computes tile by tile."""
+        """The launch for images of so many rows and columns, computed tile by tile."""
         vectors = ceil_divide(channels, tile.vector)
         folds = choose_folds(vectors, tile.vectors)
         tiles = ceil_divide(columns, tile.columns)
@@ -79,7 +79,7 @@ class Launch:
 
 @triton.jit
 def stride_between_pixels(channels, vectors, VECTOR: tl.constexpr, ALIGNED: tl.constexpr):
-    """Elements from a pixel to the next, written so that the compiler sees what divides it."""
+    """The number of elements per pixel, written so that the compiler sees its divisor."""
     if ALIGNED:
         return vectors * VECTOR
     return channels
@@ -107,7 +107,7 @@ def locate(
 
 @triton.jit
 def repeat(value, TIMES: tl.constexpr):
-    """A tuple that holds ``value`` so many times."""
+    """A tuple with ``value`` repeated ``TIMES`` times."""
     values = ()
     for _ in tl.static_range(TIMES):
         values = values + (value,)
@@ -118,7 +118,7 @@ def repeat(value, TIMES: tl.constexpr):
 def columns_inside(
     first, width, works, channel_inside, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr
 ):
-    """One mask a column, for ``COLUMNS`` columns from ``first`` on."""
+    """One mask per column, for ``COLUMNS`` columns from ``first`` on."""
     masks = ()
     for j in tl.static_range(COLUMNS):
         column = first + j
@@ -141,7 +141,7 @@ def load_rows(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """``ROWS`` rows from ``row`` on, ``COLUMNS`` columns each, zero where there is only padding."""
+    """``ROWS`` rows from ``row`` on with ``COLUMNS`` columns each; padding is zero."""
     rows = ()
     for r in tl.static_range(ROWS):
         inside = (row + r >= 0) & (row + r < height)
@@ -163,7 +163,7 @@ def load_taps(
     column_stride,
     KERNEL: tl.constexpr,
 ):
-    """The filter of every channel, a tensor a tap, straight from the sliced parameter."""
+    """The filter of every channel, one tensor per tap, read from the sliced parameter."""
     taps = ()
     for i in tl.static_range(KERNEL * KERNEL):
         offset = channel * channel_stride + (i // KERNEL) * row_stride + i % KERNEL * column_stride
@@ -174,7 +174,7 @@ def load_taps(
 
 @triton.jit
 def load_terms(pointer, channel, channels):
-    """Mean, scale and shift of every channel, of the terms a batch norm keeps."""
+    """Mean, scale and shift of every channel, from the terms of a batch norm."""
     inside = channel < channels
     mean = tl.load(pointer + channel, mask=inside, other=0.0)[None, :, :]
     scale = tl.load(pointer + 3 * channels + channel, mask=inside, other=0.0)[None, :, :]

@@ -1,4 +1,4 @@
-"""Which calls the kernels can take. Each check returns what is wrong, or None; no Triton needed."""
+"""Checks of kernel arguments: each returns the obstacle, or None. They do not need Triton."""
 
 import os
 from functools import cache
@@ -31,7 +31,7 @@ def interpreted() -> bool:
 
 
 def reach(x: Tensor) -> bool:
-    """Whether kernels can work on a tensor where it lies."""
+    """Whether kernels can work on the device of a tensor."""
     return x.is_cuda or interpreted()
 
 
@@ -54,19 +54,19 @@ def obstacle_to_depthwise_conv2d(
 def obstacle_to_stem_conv2d(
     x: Tensor, weight: Tensor, channels: int, stride: int, padding: int
 ) -> str | None:
-    """Why a convolution of a picture cannot run here, or None."""
+    """Why a convolution of an image cannot run here, or None."""
     obstacle = _obstacle_to_input(x)
     if obstacle is not None:
         return obstacle
     kernel, read = STEM_KERNEL_SIZE, x.shape[1]
     if x.requires_grad:
-        return "x requires a gradient, expected data"
+        return "x requires a gradient, expected an image without one"
     if read not in STEM_INPUT_CHANNELS:
         return f"x has {read} channels, expected one of {STEM_INPUT_CHANNELS}"
     if weight.dim() != 4 or weight.shape[1:] != (read, kernel, kernel):
         return f"weight has shape {tuple(weight.shape)}, expected (channels, {read}, 3, 3)"
     if not 0 < channels <= weight.shape[0]:
-        return f"{channels} filters are to be used, expected 1 to {weight.shape[0]}"
+        return f"channels is {channels}, expected 1 to {weight.shape[0]}, the filters of weight"
     obstacle = _obstacle_to_sizes(x, channels, kernel, stride, padding)
     if obstacle is not None:
         return obstacle
@@ -80,7 +80,7 @@ def obstacle_to_stem_conv2d(
 def _obstacle_to_sizes(
     x: Tensor, channels: int, kernel: int, stride: int, padding: int
 ) -> str | None:
-    """Why a convolution that makes so many channels cannot run with these, or None."""
+    """Why a convolution with these sizes cannot run, or None."""
     if stride not in STRIDES:
         return f"the stride is {stride}, expected one of {STRIDES}"
     if not 0 <= padding < kernel:
@@ -101,7 +101,7 @@ def obstacle_to_batch_norm_act(x: Tensor, norm: BatchNorm) -> str | None:
     if norm.activation not in ACTIVATIONS:
         return f"the activation is {norm.activation!r}, expected one of {ACTIVATIONS}"
     if x.numel() == x.shape[1]:
-        return f"x has shape {tuple(x.shape)}: one value a channel has no variance"
+        return f"x has shape {tuple(x.shape)}: one value per channel has no variance"
     if (norm.running_mean is None) != (norm.running_var is None):
         return "only one of running_mean and running_var is given, expected both or neither"
     if any(parameter is None for parameter in (norm.weight, norm.bias)):

@@ -1,10 +1,10 @@
-"""How a launch is cut into programs: plain integers, which may change with the width for free."""
+"""How a launch is divided into programs: plain integers, free to change with the width."""
 
 from functools import cache
 
 import torch
 
-# Copies of the channel axis that may lie side by side in one block.
+# The largest number of copies of the channel axis in one block.
 _FOLDS = (1, 2, 4, 8)
 _WELL_FILLED = 0.9
 
@@ -16,10 +16,10 @@ def ceil_divide(numerator: int, denominator: int) -> int:
 
 @cache
 def choose_folds(units: int, block: int) -> int:
-    """How many pixels share a row of a block, so that few channels still fill it.
+    """The number of pixels that share a row of a block, so that few channels still fill it.
 
     In channels-last memory ``folds`` neighbouring pixels of ``units`` channels are one row of
-    ``folds * units``. The smallest count that fills blocks to nine tenths is taken, else the best.
+    ``folds * units``. The result is the smallest number that fills blocks to 90 %, or the best.
     """
 
     def filled(folds: int) -> float:
@@ -32,12 +32,12 @@ def choose_folds(units: int, block: int) -> int:
 
 
 def choose_strips(programs: int, rows: int, shortest: int, wanted: int) -> int:
-    """How many strips, of at least ``shortest`` rows, keep the device busy."""
+    """The number of strips, of at least ``shortest`` rows, that keeps the device busy."""
     return max(1, min(ceil_divide(wanted, programs), rows // shortest))
 
 
 def choose_parts(blocks: int, steps: int, wanted: int) -> int:
-    """Into how many partial sums a reduction of ``steps`` steps a block is split."""
+    """The number of partial sums of a reduction with ``steps`` steps per block."""
     return max(1, min(steps, wanted // blocks))
 
 

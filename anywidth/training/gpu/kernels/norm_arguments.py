@@ -1,4 +1,4 @@
-"""A batch norm as its kernels take it, and one that is left to the convolution after it."""
+"""The arguments of batch-norm kernels, and a norm that is left to the next convolution."""
 
 from dataclasses import dataclass
 
@@ -10,13 +10,13 @@ class BatchNorm:
     """A batch norm in training and the activation after it.
 
     Args:
-        weight: scale of at least as many channels as the input has; the first ones are used.
-        bias: shift, as long as ``weight``.
+        weight: scale, with at least as many channels as the input; the first ones are used.
+        bias: shift, of the same length as ``weight``.
         activation: one of :data:`anywidth.training.gpu.kernels.ACTIVATIONS`.
-        running_mean: updated in place over the input's channels as PyTorch does, or None at a
-            width that is not tracked.
-        running_var: likewise, with the unbiased variance.
-        num_batches_tracked: counted up by one, if given.
+        running_mean: updated in place for the input's channels, as in PyTorch; None at a width
+            that is not tracked.
+        running_var: also updated, with the unbiased variance.
+        num_batches_tracked: incremented by one, if given.
         momentum: weight of a batch in the running statistics.
         eps: added to the variance.
     """
@@ -33,12 +33,12 @@ class BatchNorm:
 
 @dataclass(frozen=True)
 class DeferredNorm:
-    """What normalises and activates a tensor, to be done while it is read.
+    """A norm and activation that the next kernel computes while it reads the tensor.
 
     Args:
-        weight: the norm's parameter, for its gradient.
-        bias: likewise.
-        terms: mean, variance, inverse deviation, scale and shift of each channel, a row each.
+        weight: the norm's weight, for its gradient.
+        bias: the norm's bias, for its gradient.
+        terms: mean, variance, inverse deviation, scale and shift per channel, one row each.
         activation: one of :data:`anywidth.training.gpu.kernels.ACTIVATIONS`.
     """
 

@@ -1,7 +1,7 @@
 """Gradients of filters from partial sums: the second stage of a sum over pixels.
 
-There are no atomics, so that a gradient is the same bit for bit every time: programs write sums
-over their share of the pixels, and the kernel here adds them up.
+There are no atomics, so that gradients are reproducible bit for bit: programs write sums over their
+share of the pixels, and the kernel here adds them up.
 """
 
 # mypy: allow-untyped-defs
@@ -32,7 +32,7 @@ def add_partial_sums_kernel(
 ) -> None:
     """Add ``rows`` partial sums; channels beyond the active ones have no gradient.
 
-    ``all_channels`` are covered. With ``ADDED`` the sums are added to what is there.
+    All ``all_channels`` are written. With ``ADDED`` the sums are added to the existing values.
     """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     tap = column // all_channels
@@ -53,7 +53,7 @@ def add_partial_sums_kernel(
 
 
 def gradient_of(weight: Tensor) -> tuple[Tensor, bool]:
-    """Where the gradient of a weight goes, and whether that is a sum it is to be added to."""
+    """The tensor for the gradient of a weight, and whether to add to it."""
     total = gradient_sum(weight)
     if total is not None:
         return total, True
@@ -61,10 +61,10 @@ def gradient_of(weight: Tensor) -> tuple[Tensor, bool]:
 
 
 def add_partial_sums(partial: Tensor, gradient: Tensor, is_sum: bool) -> Tensor | None:
-    """Adds up sums laid out as (anything..., taps, channels); returns the gradient if it is new.
+    """Add up sums laid out as (anything..., taps, channels); return the gradient if it is new.
 
-    The taps are in the order in which a channel of the gradient has them in memory. A new gradient
-    is zero for channels beyond those of the partial sums.
+    The taps are in the memory order of the gradient. A new gradient is zero for channels beyond
+    those of the partial sums.
     """
     taps, channels = partial.shape[-2:]
     covered = channels if is_sum else gradient.shape[0]

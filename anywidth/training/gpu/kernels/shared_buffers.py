@@ -1,8 +1,8 @@
-"""Buffers that the passes of one step share: sums of gradients, and weights cast once for all.
+"""Buffers that the passes of one step share: sums of gradients, and cast weights.
 
-A step over several widths sums their gradients. Returned ones are as large as the full-width
-parameter, mostly zeros at a narrow width; added in place, only the active part moves. Likewise a
-weight is cast to the dtype of the passes once a step, not once a width.
+A step over several widths sums their gradients. Returned gradients would be as large as the
+full-width parameter and mostly zero at a narrow width; adding in place moves only the active part.
+Likewise a weight is cast to the dtype of the passes once per step, not once per width.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ _CAST = "_cast_weight"
 def gradients_added_to(
     parameters: Sequence[Tensor], sums: Sequence[Tensor]
 ) -> contextlib.AbstractContextManager[None]:
-    """Within, kernels add the gradient of a parameter to its sum and return none for it.
+    """Inside this context, kernels add the gradient of a parameter to its sum and return none.
 
     Sums are dense, contiguous or channels-last.
     """
@@ -25,7 +25,7 @@ def gradients_added_to(
 
 
 def gradient_sum(parameter: Tensor) -> Tensor | None:
-    """Where the gradient of this parameter is to be added, or None if it is to be returned."""
+    """The sum to add the gradient of this parameter to, or None if it is returned."""
     total: Tensor | None = getattr(parameter, _SUM, None)
     if total is not None:
         mark_used(total)
@@ -33,7 +33,7 @@ def gradient_sum(parameter: Tensor) -> Tensor | None:
 
 
 def mark_used(total: Tensor) -> None:
-    """A sum that nothing was ever added to is no gradient of zero: weight decay would act on it."""
+    """Mark a sum as used. An unused sum is no gradient of zero: weight decay would act on it."""
     total.__dict__["_is_used"] = True
 
 
@@ -44,12 +44,12 @@ def is_used(total: Tensor) -> bool:
 def weights_cast_to(
     parameters: Sequence[Tensor], casts: Sequence[Tensor]
 ) -> contextlib.AbstractContextManager[None]:
-    """Within, layers read these copies in another dtype instead of the parameters."""
+    """Inside this context, layers read cast copies instead of the parameters."""
     return _attached(_CAST, parameters, casts)
 
 
 def cast_weight(parameter: Tensor) -> Tensor:
-    """The copy of a parameter that was cast for this step, or the parameter itself."""
+    """The cast copy of a parameter for this step, or the parameter itself."""
     cast: Tensor = getattr(parameter, _CAST, parameter)
     return cast
 

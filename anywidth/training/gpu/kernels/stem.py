@@ -1,4 +1,4 @@
-"""The convolution of a picture as a differentiable function of a larger parameter."""
+"""The convolution of an image as a differentiable function of a larger parameter."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from anywidth.training.gpu.kernels.stem_convolution import (
 
 
 class _StemConv2d(torch.autograd.Function):
-    """The input is data: it has no gradient."""
+    """The input is an image and has no gradient."""
 
     @staticmethod
     @custom_fwd(device_type="cuda")
@@ -56,14 +56,14 @@ class _StemConv2d(torch.autograd.Function):
 def stem_conv2d_with_statistics(
     x: Tensor, weight: Tensor, channels: int, stride: int, padding: int, statistics: bool = True
 ) -> tuple[Tensor, Tensor | None]:
-    """Convolve a picture: a dense 3x3 convolution of one to four input channels.
+    """Convolve an image: a dense 3x3 convolution with one to four input channels.
 
     Args:
-        x: channels-last data that needs no gradient. Under autocast it is cast, as for any
+        x: channels-last images without gradient. Under autocast they are cast, as for any
             convolution.
-        weight: filters, ``(channels, x's channels, 3, 3)``, used where they lie and cast to the
-            type of ``x``.
-        channels: how many of them are used, the first ones.
+        weight: filters, ``(channels, x's channels, 3, 3)``, read in place and cast to the type of
+            ``x``.
+        channels: the number of filters used, from the first.
         stride: 1 or 2.
         padding: zeros added on every side, less than 3.
         statistics: whether to return statistics of parts of the output, which

@@ -1,8 +1,8 @@
-"""A 3x3 convolution of few input channels (a picture's), channels last: output and weight gradient.
+"""A 3x3 convolution of an image (few input channels), channels last: output, weight gradient.
 
 Every output pixel sees ``9 * IN_CHANNELS`` numbers, its *patch*. Patches are gathered from the
 input, which is small and stays in the cache, and multiplied with the filters as matrices; they are
-never written. On the way out, the statistics that a batch norm after it needs may be taken.
+never written. While writing, the kernel can compute the statistics for the batch norm after it.
 """
 
 # mypy: allow-untyped-defs, disable-error-code="assignment"
@@ -39,7 +39,7 @@ def load_patches(
     PADDING: tl.constexpr,
     IN_CHANNELS: tl.constexpr,
 ):
-    """What some output pixels see, a row each; zeros beyond the picture and beyond the taps."""
+    """The patches of some output pixels, one row each; zero outside the image and the taps."""
     image = pixel // (out_height * out_width)
     place = pixel % (out_height * out_width)
     row = (place // out_width * STRIDE - PADDING)[:, None] + (tap // (3 * IN_CHANNELS))[None, :]
@@ -54,9 +54,9 @@ def load_patches(
 
 @triton.jit
 def place_channels(block, channels, vectors, CHANNELS: tl.constexpr, ALIGNED: tl.constexpr):
-    """A block's channels, which of them there are, and the elements from a pixel to the next.
+    """The channels of a block, their mask, and the number of elements per pixel.
 
-    With ``ALIGNED`` all is written so that the compiler sees that vectors are whole.
+    With ``ALIGNED`` the code is written so that the compiler sees whole vectors.
     """
     channel = block * CHANNELS + tl.arange(0, CHANNELS)
     if ALIGNED:
@@ -93,7 +93,7 @@ def stem_forward_kernel(
     TAPS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ) -> None:
-    """Blocks of pixels one after the other; statistics are laid out as (3, parts, channels)."""
+    """Loop over blocks of pixels; statistics are laid out as (3, parts, channels)."""
     program = tl.program_id(0)
     part = program // blocks
     channel, exists, stride = place_channels(program % blocks, channels, vectors, CHANNELS, ALIGNED)
@@ -180,7 +180,7 @@ def stem_weight_gradient_kernel(
 ) -> None:
     """Partial sums over a share of the pixels, laid out as (parts, taps in memory order, channels).
 
-    The order of the taps is that of the gradient in memory: of ``gradient_input`` and so on.
+    The taps are in the memory order of the gradient, given by ``gradient_input`` and so on.
     """
     program = tl.program_id(0)
     part = program // blocks
@@ -223,8 +223,7 @@ def stem_forward(
 ) -> tuple[Tensor, Tensor | None]:
     """Convolve ``x`` with the first ``channels`` filters of ``weight``, cast to its type.
 
-    With ``statistics``, also returns what :func:`merged_terms`
-    makes the terms of the output of.
+    With ``statistics``, also returns the partial statistics that :func:`merged_terms` takes.
     """
     shape = (x.shape[0], channels, *output_size(x, stride, padding))
     y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
@@ -248,7 +247,7 @@ def stem_forward(
 def stem_weight_gradient(
     x: Tensor, dy: Tensor, weight: Tensor, stride: int, padding: int
 ) -> Tensor | None:
-    """As large as ``weight``, zero for filters that were not used; none where it is added to a sum.
+    """The gradient of ``weight``, zero for unused filters; None if it was added to a sum.
 
     See :mod:`anywidth.training.gpu.kernels.shared_buffers`.
     """
@@ -275,10 +274,10 @@ def output_size(x: Tensor, stride: int, padding: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Launch:
-    """How the work of a kernel is cut, and what both kernels are told of it."""
+    """How the work of a kernel is divided, as arguments of both kernels."""
 
     programs: int
-    parts: int  # that share the pixels of a block of channels
+    parts: int  # programs that share the pixels of a block of channels
     sizes: tuple[int, ...]  # arguments that may change with the width
     constants: dict[str, int]
 
