@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,8 @@ _STYLE = {
     "axes.formatter.useoffset": False,
     "legend.frameon": False,
     "lines.linewidth": 1.8,
+    # A folder may be called `run$1`; dollars are no mathematics here.
+    "text.parse_math": False,
     # Text stays text, and names inside the file do not change from run to run.
     "svg.fonttype": "none",
     "svg.hashsalt": "anywidth",
@@ -67,7 +70,9 @@ def style() -> Iterator[None]:
         import matplotlib.style
     except ImportError as error:
         raise AnywidthError("plots need matplotlib: install anywidth[cli]") from error
-    with matplotlib.style.context(["default", _STYLE]):
+    with matplotlib.style.context(["default", _STYLE]), warnings.catch_warnings():
+        # Names in other scripts stay text in an SVG, and are empty boxes in a PNG.
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing from font")
         yield
 
 

@@ -205,6 +205,13 @@ def test_values_that_are_not_finite_are_left_out() -> None:
         drawn([Spectrum("S-Net", points[-1:], "s")])
 
 
+@pytest.mark.parametrize("name", ["run$1$", "a$_$b^", "訓練", "обучение ∞", "\\alpha"])
+def test_any_name_of_a_folder_can_be_drawn(name: str, tmp_path: Path) -> None:
+    for suffix in ("png", "svg"):
+        plot_spectra([replace(US, name=name)], tmp_path / f"plot.{suffix}", title=name)
+    assert (tmp_path / "plot.svg").read_text().count(name) == 2
+
+
 def test_what_cannot_be_drawn_is_named(tmp_path: Path) -> None:
     with pytest.raises(AnywidthError, match=r"picture\.pdf"):
         plot_spectra([US], tmp_path / "picture.pdf")
