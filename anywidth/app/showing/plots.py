@@ -99,13 +99,10 @@ def spectra_figure(
 
 
 def _draw(axes: Axes, series: Sequence[_Series], scale: float) -> None:
-    """Marks and bars; each series of a kind in the next of its colours."""
+    """Marks and bars."""
     low, high = axes.get_ylim()
-    used: Counter[str] = Counter()
-    for one in series:
-        look, colors = _LOOKS[one.kind]
-        color = colors[used[one.kind] % len(colors)]
-        used[one.kind] += 1
+    for one, color in zip(series, series_colors([one.kind for one in series]), strict=True):
+        look, _ = _LOOKS[one.kind]
         places = [cost / scale for cost in one.macs]
         axes.plot(
             places,
@@ -120,6 +117,17 @@ def _draw(axes: Axes, series: Sequence[_Series], scale: float) -> None:
             axes.errorbar(
                 places, one.values, one.errors, fmt="none", color=color, elinewidth=1, capsize=2.5
             )
+
+
+def series_colors(kinds: Iterable[str]) -> list[str]:
+    """A colour per series; those of one kind take the kind's colours in turn."""
+    used: Counter[str] = Counter()
+    chosen = []
+    for kind in kinds:
+        _, colors = _LOOKS[kind]
+        chosen.append(colors[used[kind] % len(colors)])
+        used[kind] += 1
+    return chosen
 
 
 @dataclass(frozen=True)

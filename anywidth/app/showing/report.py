@@ -19,6 +19,7 @@ import torch
 from anywidth._version import __version__
 from anywidth.app.showing.curves import curves_figure, has_curves
 from anywidth.app.showing.figure_style import FAINT_INK, GRID, INK, figure_bytes, style
+from anywidth.app.showing.interactive_spectrum import interactive_spectrum
 from anywidth.app.showing.plots import spectra_figure
 from anywidth.app.showing.spectrum_tables import (
     format_count,
@@ -95,7 +96,9 @@ def write_report(
         raise AnywidthError(f"the spectrum {spectrum.name!r} has no points: nothing to report")
     metric = spectrum.metric()
     with style():
-        parts = [_section("Spectrum", _plot(spectra_figure([spectrum, *baselines], metric)))]
+        figure = _plot(spectra_figure([spectrum, *baselines], metric))
+        drawing = interactive_spectrum([spectrum, *baselines], metric, figure)
+        parts = [_section("Spectrum", drawing)]
         if has_curves(metrics, curves or {}):
             parts.append(_section("Training", _plot(curves_figure(metrics, curves or {}))))
     for heading, sections in itertools.groupby(extra_sections, key=lambda one: one.title):
@@ -111,8 +114,10 @@ def write_report(
 
 def _page(title: str, tiles: str, sections: str) -> str:
     package = resources.files("anywidth.app.showing")
-    styles = package.joinpath("report_page.css").read_text("utf-8")
-    script = package.joinpath("report_page.js").read_text("utf-8")
+    styles, script = (
+        "".join(package.joinpath(f"report_page{name}.{kind}").read_text("utf-8") for name in parts)
+        for kind, parts in (("css", ("", "_spectrum")), ("js", ("_spectrum", "")))
+    )
     versions = (
         f"anywidth {__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}"
     )

@@ -14,3 +14,8 @@ for (const button of document.querySelectorAll("thead button")) {
     body.append(...[...body.rows].sort((one, other) => value(one) - value(other) || 0));
   });
 }
+
+// The spectrum becomes one to point at; without scripts its figure stays.
+for (const data of document.querySelectorAll(".spectrum-data")) {
+  drawSpectrum(data.nextElementSibling, JSON.parse(data.textContent));
+}

@@ -91,7 +91,7 @@ function drawHistory(state) {
   const step = (across - left - right) / state.history.length;
   const toX = (bin) => left + (bin + 0.5) * step;
   const toY = (width) => HISTORY_HEIGHT - bottom - 14 - ((width - low) / (high - low || 1)) * (HISTORY_HEIGHT - top - bottom - 18);
-  const svg = svgElement("svg", {viewBox: `0 0 ${across} ${HISTORY_HEIGHT}`, role: "img", "aria-label": "widths served in the last half minute"});
+  const svg = svgElement("svg", {class: "drawn", viewBox: `0 0 ${across} ${HISTORY_HEIGHT}`, role: "img", "aria-label": "widths served in the last half minute"});
   for (const tick of niceTicks(low, high, 4)) {
     svg.append(svgElement("line", {class: "grid", x1: left, x2: across - right, y1: toY(tick), y2: toY(tick)}));
     svg.append(svgElement("text", {x: left - 8, y: toY(tick) + 4, "text-anchor": "end"}, String(tick)));

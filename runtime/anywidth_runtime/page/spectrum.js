@@ -2,12 +2,11 @@
 // An interactive spectrum: what a network reaches over what it costs, a dot per width.
 //
 // drawSpectrum(figure, {series, xLabel, yLabel, formatX, formatY, onPick}) draws into a figure and
-// draws again when its size changes. A series is {name, color, points, isLine}; a point is
-// {x, y, told}, told being the sentence shown while the pointer is near. With several series a
+// draws again when its size changes. A series is {name, color, points, isLine, isHidden}; a point
+// is {x, y, told}, told being the sentence shown while the pointer is near. With several series a
 // legend switches each on and off. Returns {mark(point)}, which puts a marker at a point, or at
 // none. Plain functions, no modules: the report page carries this file inside itself.
 
-const SPECTRUM_HEIGHT = 250;
 const SPECTRUM_EDGES = {left: 52, right: 14, top: 12, bottom: 40};
 
 function svgElement(name, attributes = {}, ...children) {
@@ -41,9 +40,10 @@ function drawSpectrum(figure, options) {
   const {series, xLabel, yLabel, onPick} = options;
   const formatX = options.formatX || shortCount;
   const formatY = options.formatY || ((value) => String(value));
-  const hidden = new Set();
+  const hidden = new Set(series.filter((one) => one.isHidden));
   const told = document.createElement("p");
   told.className = "told";
+  let height = 0;
   let marked = null;
   let place = null; // point → [x, y] in the drawing
   let pointerLayer = null;
@@ -60,7 +60,7 @@ function drawSpectrum(figure, options) {
       button.type = "button";
       button.textContent = one.name;
       button.style.setProperty("--series", one.color);
-      button.setAttribute("aria-pressed", "true");
+      button.setAttribute("aria-pressed", String(!hidden.has(one)));
       button.addEventListener("click", () => {
         if (hidden.has(one)) hidden.delete(one);
         else if (shown().length > 1) hidden.add(one); // one stays: an empty plot says nothing
@@ -74,6 +74,7 @@ function drawSpectrum(figure, options) {
 
   function draw() {
     const across = Math.max(260, figure.clientWidth);
+    height = Math.min(380, Math.max(260, Math.round(0.42 * across)));
     const {left, right, top, bottom} = SPECTRUM_EDGES;
     const points = pointsShown();
     const xs = points.map((point) => point.x);
@@ -83,23 +84,23 @@ function drawSpectrum(figure, options) {
     const lowY = Math.min(...ys) - 0.08 * rangeY;
     const highY = Math.max(...ys) + 0.08 * rangeY;
     const toX = (x) => left + (x / highX) * (across - left - right);
-    const toY = (y) => SPECTRUM_HEIGHT - bottom - ((y - lowY) / (highY - lowY)) * (SPECTRUM_HEIGHT - top - bottom);
+    const toY = (y) => height - bottom - ((y - lowY) / (highY - lowY)) * (height - top - bottom);
     place = (point) => [toX(point.x), toY(point.y)];
 
-    const svg = svgElement("svg", {viewBox: `0 0 ${across} ${SPECTRUM_HEIGHT}`, role: "img"});
+    const svg = svgElement("svg", {class: "drawn", viewBox: `0 0 ${across} ${height}`, role: "img"});
     svg.setAttribute("aria-label", `${yLabel} over ${xLabel}, ${points.length} widths`);
     for (const tick of niceTicks(lowY, highY, 5)) {
       const y = toY(tick);
       svg.append(svgElement("line", {class: "grid", x1: left, x2: across - right, y1: y, y2: y}));
       svg.append(svgElement("text", {x: left - 8, y: y + 4, "text-anchor": "end"}, formatY(tick)));
     }
-    const floor = SPECTRUM_HEIGHT - bottom;
+    const floor = height - bottom;
     svg.append(svgElement("line", {class: "axis", x1: left, x2: across - right, y1: floor, y2: floor}));
     for (const tick of niceTicks(0, highX, across < 420 ? 3 : 6)) {
       const anchor = tick === 0 ? "start" : "middle";
       svg.append(svgElement("text", {x: toX(tick), y: floor + 17, "text-anchor": anchor}, formatX(tick)));
     }
-    svg.append(svgElement("text", {x: (left + across - right) / 2, y: SPECTRUM_HEIGHT - 4, "text-anchor": "middle"}, xLabel));
+    svg.append(svgElement("text", {x: (left + across - right) / 2, y: height - 4, "text-anchor": "middle"}, xLabel));
     svg.append(svgElement("text", {x: -(top + floor) / 2, y: 11, transform: "rotate(-90)", "text-anchor": "middle"}, yLabel));
 
     for (const one of shown()) {
@@ -136,7 +137,7 @@ function drawSpectrum(figure, options) {
   function point(event, svg) {
     const found = nearest(event, svg);
     const [x, y] = place(found);
-    const floor = SPECTRUM_HEIGHT - SPECTRUM_EDGES.bottom;
+    const floor = height - SPECTRUM_EDGES.bottom;
     pointerLayer.replaceChildren(
       svgElement("line", {x1: x, x2: x, y1: SPECTRUM_EDGES.top, y2: floor}),
       svgElement("circle", {cx: x, cy: y, r: 7}),
@@ -155,7 +156,7 @@ function drawSpectrum(figure, options) {
     if (!found || !pointsShown().includes(found)) return;
     const [x, y] = place(found);
     markerLayer.append(
-      svgElement("line", {x1: x, x2: x, y1: SPECTRUM_EDGES.top, y2: SPECTRUM_HEIGHT - SPECTRUM_EDGES.bottom}),
+      svgElement("line", {x1: x, x2: x, y1: SPECTRUM_EDGES.top, y2: height - SPECTRUM_EDGES.bottom}),
       svgElement("circle", {cx: x, cy: y, r: 6.5}),
     );
   }

@@ -1,6 +1,7 @@
 """The report page: self-contained, escaped, and with every number in it."""
 
 import base64
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from anywidth.app.showing.figure_style import FAINT_INK, GRID, INK
+from anywidth.app.showing.interactive_spectrum import interactive_spectrum
 from anywidth.app.showing.report import Section, write_report
 from anywidth.app.tasks.classification.task import TrainedClassifier
 from anywidth.errors import AnywidthError
@@ -157,7 +159,8 @@ def test_whatever_is_handed_in_is_escaped(tmp_path: Path) -> None:
         extra_sections=[Section(NASTY, image=b"\x89PNG...", caption=NASTY)],
     )
     page = Page(path.read_text())
-    assert page.tags.count("script") == 1
+    # The page's own: its script, and the data of its spectrum.
+    assert page.tags.count("script") == 2
     assert page.text.count(NASTY) >= 10
 
 
@@ -241,3 +244,21 @@ def test_one_width_is_one_width(tmp_path: Path) -> None:
     ):
         write_report(path, title="t", run_summary={}, spectrum=Spectrum("net", points, "i"))
         assert said in Page(path.read_text()).text
+
+
+def test_a_control_that_squeezes_the_others_waits_to_be_switched_on() -> None:
+    control = Spectrum("sliced", (point(0.25, 90.0), point(1.0, 7.0)), "control")
+    near = Spectrum("near", (point(0.25, 11.0), point(1.0, 7.5)), "control")
+    markup = interactive_spectrum([US, control, near], "top1_error", "<figure></figure>")
+    data = json.loads(markup.partition(">")[2].partition("</script>")[0])
+    assert [one["isHidden"] for one in data["series"]] == [False, True, False]
+    assert "width 0.25" in data["series"][0]["points"][0]["told"]
+
+
+def test_a_name_cannot_end_the_data_of_the_spectrum() -> None:
+    nasty = Spectrum(NASTY, US.points)
+    markup = interactive_spectrum([nasty], "top1_error", "")
+    assert markup.count("</script>") == 1
+    assert (
+        json.loads(markup.partition(">")[2].partition("</script>")[0])["series"][0]["name"] == NASTY
+    )

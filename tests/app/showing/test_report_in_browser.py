@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Page
 
 from anywidth.app.showing.report import Section, write_report
 from anywidth.measuring.spectra import Spectrum, SpectrumPoint
@@ -76,6 +76,43 @@ def test_the_page_is_drawn_and_runs_nothing_that_a_run_was_named(report: Page) -
         assert min(box["width"], box["height"]) > 200
     size = "image => [image.naturalWidth, image.naturalHeight]"
     assert report.locator("img").evaluate(size) == [40, 30]
+
+
+def test_the_pointer_on_the_spectrum_tells_the_width(report: Page) -> None:
+    dots = report.locator(".spectrum-data + figure .dot")
+    assert dots.count() == 5
+    told = report.locator(".told")
+    for number, words in ((1, ("US-Net", "width 0.5", "6.25")), (4, ("I-Net", "width 1.0", "11"))):
+        place = dots.nth(number).bounding_box()
+        assert place is not None
+        report.mouse.move(place["x"] + 5, place["y"] + 5)
+        assert all(word in told.inner_text() for word in words)
+    report.mouse.move(1, 1)
+    assert told.inner_text() == ""
+
+
+def test_baselines_are_switched_off_and_on(report: Page) -> None:
+    dots = report.locator(".spectrum-data + figure .dot")
+    switch = report.get_by_role("button", name="I-Net", exact=True)
+    assert switch.get_attribute("aria-pressed") == "true"
+    switch.click()
+    assert switch.get_attribute("aria-pressed") == "false"
+    assert dots.count() == 3
+    switch.press("Enter")
+    assert dots.count() == 5
+    # One series stays: an empty plot says nothing.
+    for name in ("I-Net", "US-Net"):
+        report.get_by_role("button", name=name, exact=True).click()
+    assert dots.count() == 3
+
+
+def test_without_scripts_the_spectrum_is_still_drawn(browser: Browser, written: Path) -> None:
+    with browser.new_context(java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto(written.as_uri())
+        box = page.locator(".spectrum-data + figure svg").bounding_box()
+        assert box is not None
+        assert min(box["width"], box["height"]) > 200
 
 
 def test_a_press_on_a_heading_sorts_and_another_turns_it_round(report: Page) -> None:

@@ -1,0 +1,1 @@
+../../../runtime/anywidth_runtime/page/spectrum.js
