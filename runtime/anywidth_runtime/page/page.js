@@ -5,7 +5,7 @@ const SMALL_PIXELS = 100;
 const MOST_SENT = 1024;
 const MOST_ENLARGED = 256;
 const OWN_REQUEST_MS = 500;
-const page = {input: null, isRunning: false, isWaiting: false, timer: null};
+const page = {input: null, isRunning: false, isWaiting: false, hasFailed: false, timer: null};
 
 function showMessage(text) {
   const message = document.getElementById("message");
@@ -34,11 +34,13 @@ async function run() {
         if (governor.isOn) showWidth(indexOfWidth(answer.told.width));
         showLatency(answer.told.run_ms);
         showMultiplyAdds(answer.told.multiply_adds);
-        showMessage("");
+        if (page.hasFailed) showMessage("");
+        page.hasFailed = false;
       }
     } catch (error) {
       // Under load a request may be dropped; the next one is on its way.
-      if (!(governor.isOn && error.status === 503)) showMessage(error.message);
+      page.hasFailed = !(governor.isOn && error.status === 503);
+      if (page.hasFailed) showMessage(error.message);
     }
   } while (page.isWaiting);
   page.isRunning = false;
@@ -47,6 +49,7 @@ async function run() {
 function choose(input, name) {
   if (page.input && page.input.isOwn) URL.revokeObjectURL(page.input.url);
   page.input = input;
+  showMessage("");
   const picture = document.getElementById("picture");
   picture.onload = () => picture.classList.toggle("small", picture.naturalWidth < SMALL_PIXELS);
   picture.src = input.url;
