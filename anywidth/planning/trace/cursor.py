@@ -26,6 +26,8 @@ class Cursor:
         meta: what it gives, as the graph shows it.
         node: its place in the graph.
         is_batched: whether it depends on the network's input, or on parameters alone.
+        leaves: whether its result, or an index that it gives, is part of what the network says:
+            no product is between it and an output.
     """
 
     found: Findings
@@ -34,6 +36,7 @@ class Cursor:
     meta: Any = None
     node: Node | None = None
     is_batched: bool = True
+    leaves: bool = False
 
     @property
     def solver(self) -> Solver:

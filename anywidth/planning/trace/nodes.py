@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from anywidth.planning.trace.rules.table import RULES
+from anywidth.planning.trace.rules.table import PRODUCTS, RULES
 
 # `torch.autocast` and `torch.no_grad` in a forward: what is inside becomes a graph of its own.
 REGIONS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
@@ -47,6 +48,37 @@ def nodes_of(module: GraphModule) -> Iterator[Node]:
         region = region_of(node)
         if region is not None:
             yield from nodes_of(region[0])
+
+
+def leaving_nodes(module: GraphModule) -> set[Node]:
+    """Nodes whose values reach an output of the graph with no product between."""
+    found: set[Node] = set()
+    left = list(module.graph.output_node().all_input_nodes)
+    while left:
+        node = left.pop()
+        if node in found:
+            continue
+        found.add(node)
+        region = region_of(node)
+        if region is not None:
+            inner, arguments = region
+            inside = leaving_nodes(inner)
+            found |= inside
+            inputs = inner.graph.find_nodes(op="placeholder")
+            left += [a for i, a in zip(inputs, arguments, strict=True) if i in inside]
+        elif op_name(node.target) not in PRODUCTS:
+            left += node.all_input_nodes
+    return found
+
+
+def gives_indices(node: Node) -> bool:
+    """Whether anything reads the indices that an operation gives beside its values."""
+    metas = node.meta.get("val")
+    return isinstance(metas, list | tuple) and any(
+        user.users and not metas[int(str(user.args[1]))].is_floating_point()
+        for user in node.users
+        if user.target is operator.getitem
+    )
 
 
 def shapes_of(meta: Any) -> list[tuple[int, ...]]:

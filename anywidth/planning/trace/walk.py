@@ -10,7 +10,14 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from anywidth.planning.trace.cursor import Cursor
-from anywidth.planning.trace.nodes import layer_of, op_name, region_of, shapes_of
+from anywidth.planning.trace.nodes import (
+    gives_indices,
+    layer_of,
+    leaving_nodes,
+    op_name,
+    region_of,
+    shapes_of,
+)
 from anywidth.planning.trace.rules.table import MAKERS, RULES
 from anywidth.planning.trace.trace_findings import Findings
 from anywidth.planning.trace.value import as_constant
@@ -18,7 +25,7 @@ from anywidth.planning.trace.value import as_constant
 
 def run_rules(found: Findings, exported: Any, held: dict[str, str]) -> None:
     """Runs the rules over a graph; `held` names its inputs that are parameters or buffers."""
-    walk = Walk(found)
+    walk = Walk(found, leaving_nodes(exported.graph_module))
     inputs = exported.graph.find_nodes(op="placeholder")
     for node in inputs:
         if node.name in held:
@@ -38,8 +45,9 @@ def run_rules(found: Findings, exported: Any, held: dict[str, str]) -> None:
 class Walk:
     """What is known of the nodes passed so far."""
 
-    def __init__(self, found: Findings) -> None:
+    def __init__(self, found: Findings, leaving: set[Node]) -> None:
         self.found = found
+        self.leaving = leaving
         self.values: dict[Node, Any] = {}
         # Those that depend on the network's input, not on parameters alone.
         self.batched: set[Node] = set()
@@ -76,13 +84,20 @@ class Walk:
         if node.target is operator.getitem:
             return arguments[0][arguments[1]]
         op, meta = op_name(node.target), node.meta.get("val")
-        cursor = Cursor(self.found, op, layer_of(node), meta, node, is_batched)
+        leaves = (node in self.leaving and not self._compares(node)) or gives_indices(node)
+        cursor = Cursor(self.found, op, layer_of(node), meta, node, is_batched, leaves)
         if op not in RULES or not hasattr(node.target, "_schema"):
             return _without_rule(cursor, [*arguments, *keywords.values()])
         names = node.target._schema.arguments
         bound = {a.name: a.default_value for a in names if a.has_default_value()}
         bound |= {a.name: value for a, value in zip(names, arguments, strict=False)}
         return RULES[op](cursor, SimpleNamespace(**(bound | keywords)))
+
+    def _compares(self, node: Node) -> bool:
+        """Whether an operation sums what two tensors have in common, which any channels may be."""
+        product = node.all_input_nodes[0] if op_name(node.target) == "sum" else node
+        factors = product.all_input_nodes if op_name(product.target) == "mul" else []
+        return len(factors) == 2 and all(factor in self.batched for factor in factors)
 
     def _makes_batch(self, node: Node) -> bool:
         """Whether an operation makes something for each example: a first state, learned queries."""

@@ -38,6 +38,9 @@ def reduction(cursor: Cursor, a: Arguments) -> Any:
     dims = list(range(rank)) if dims is None or dims == [] else dims
     dims = {d % rank for d in (dims if isinstance(dims, list | tuple) else [dims])}
     kept = [None] if getattr(a, "keepdim", False) else []
+    if cursor.leaves:
+        # Of fewer classes, what is left says something else.
+        cursor.closed(a.self, dims, "reduced to an output of the model")
     axes: list[TracedAxis] = []
     for dim, axis in enumerate(a.self.axes):
         axes += kept if dim in dims else [axis]

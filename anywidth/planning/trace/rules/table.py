@@ -30,19 +30,24 @@ MAKERS: dict[str, Rule] = {
     **_rows(layer_calls.linear, "linear"),
 }
 
-RULES: dict[str, Rule] = {
+# Operations that sum over channels whatever their number, with weights or with each other.
+PRODUCTS: dict[str, Rule] = {
     **MAKERS,
+    **_rows(products.matmul, "matmul mm bmm"),
+    **_rows(products.addmm, "addmm baddbmm"),
+    **_rows(products.einsum, "einsum"),
+    **_rows(products.attention, "scaled_dot_product_attention"),
+    **_rows(layer_calls.recurrent, "gru lstm rnn_tanh rnn_relu"),
+}
+
+RULES: dict[str, Rule] = {
+    **PRODUCTS,
     **_rows(layer_calls.batch_norm, "batch_norm instance_norm"),
     **_rows(layer_calls.layer_norm, "layer_norm rms_norm"),
     **_rows(layer_calls.group_norm, "group_norm"),
     **_rows(layer_calls.prelu, "prelu"),
     **_rows(layer_calls.embedding, "embedding embedding_bag"),
     **_rows(layer_calls.weight_norm, "_weight_norm"),
-    **_rows(layer_calls.recurrent, "gru lstm rnn_tanh rnn_relu"),
-    **_rows(products.matmul, "matmul mm bmm"),
-    **_rows(products.addmm, "addmm baddbmm"),
-    **_rows(products.einsum, "einsum"),
-    **_rows(products.attention, "scaled_dot_product_attention"),
     **_rows(
         elementwise.elementwise,
         "add sub rsub mul div pow maximum minimum where neg abs exp log sqrt rsqrt reciprocal "
