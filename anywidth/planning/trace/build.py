@@ -95,7 +95,7 @@ def build_plan(found: Findings) -> tuple[Plan, Guesses]:
 
 
 def _notes(found: Findings) -> list[str]:
-    notes = [f"not counted: {op}" for op in found.uncounted]
+    notes = [f"not counted: {op}" for op in found.uncounted] + found.notes
     if found.moving:
         places = ", ".join(dict.fromkeys(found.moving))
         notes.append(f"{places}: later parts are other channels at other widths")

@@ -16,6 +16,7 @@ from anywidth.planning.groups import Plan
 from anywidth.planning.parts import Example
 from anywidth.planning.trace.build import Guesses, build_plan
 from anywidth.planning.trace.exported_graphs import Exports, export_in_mode, held_tensors
+from anywidth.planning.trace.fixed_tables import keep_tables
 from anywidth.planning.trace.held_axes import add_tensors, keep_constants, positions, tie_attention
 from anywidth.planning.trace.joins import activations_and_prologues, folds
 from anywidth.planning.trace.nodes import nodes_of
@@ -137,6 +138,7 @@ def _run_all_rules(known: Known, exports: Exports) -> Findings:
     # Of training, only which channels go together is of interest.
     found.products, found.uncounted = counted
     keep_constants(found)
+    keep_tables(found, exports)
     return found
 
 

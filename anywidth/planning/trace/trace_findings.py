@@ -87,6 +87,8 @@ class Findings:
         moving: operations whose later parts begin elsewhere in the whole network than in a narrow
             one.
         folds: (layer, batch norm) where nothing but the norm reads the layer's output.
+        joining: parameters and buffers that meet what depends on the input, not as a weight of it.
+        notes: what a reader of the plan should know.
         guesses: operations whose sizes were worked out in Python, with the results rules guess.
     """
 
@@ -104,6 +106,8 @@ class Findings:
     inputs: dict[str, int] = field(default_factory=dict)
     moving: list[str] = field(default_factory=list)
     folds: list[tuple[str, str]] = field(default_factory=list)
+    joining: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
     guesses: dict[Node, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from anywidth.planning.trace.cursor import Cursor
+from anywidth.planning.trace.fixed_tables import meets_channels
 from anywidth.planning.trace.nodes import (
     gives_indices,
     layer_of,
@@ -35,6 +36,8 @@ def run_rules(found: Findings, exported: Any, held: dict[str, str]) -> None:
             walk.batched.add(node)
     outputs = walk.run(exported.graph_module)
     for node in inputs:
+        if node.name in held and meets_channels(node, walk.batched):
+            found.joining.add(held[node.name])
         uses = {op_name(user.target) for user in node.users}
         if uses - MAKERS.keys() and uses & MAKERS.keys():
             # Averaging would scale a tied embedding too.

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from anywidth.planning.groups import Plan
@@ -34,16 +31,17 @@ def _written(plan: Plan, exports: Exports) -> list[str]:
     norms = {path for path, module in model.named_modules() if isinstance(module, _NormBase)}
     if all(name.rpartition(".")[0] in norms for name in narrow):
         return []
+    return sorted(updated_buffers(exports).intersection(narrow))
+
+
+def updated_buffers(exports: Exports) -> set[str]:
+    """The names of buffers that training changes, torch's own norms' aside."""
     training = exports.get(True)
-    # What cannot be exported cannot be looked at.
-    return sorted(_updated(model, training).intersection(narrow)) if training else []
-
-
-def _updated(model: nn.Module, exported: Any) -> set[str]:
-    """The names of buffers that a pass over a graph changes, torch's own norms' aside."""
-    held = held_tensors(model, exported)
+    if training is None:
+        return set()  # what cannot be exported cannot be looked at
+    held = held_tensors(exports.model, training)
     found = set()
-    for node in exported.graph.nodes:
+    for node in training.graph.nodes:
         arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
         if arguments and arguments[0].is_write:
             changed = node.args[0]

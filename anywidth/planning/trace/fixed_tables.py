@@ -1,0 +1,120 @@
+"""Tables that nobody learns, such as where each patch lies: their columns differ in meaning.
+
+Cut to its first columns, a table of rows and columns would lose the columns, and no training
+brings them back. So each part of a table narrows. The parts are seen in its numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+
+from anywidth.planning.trace.exported_graphs import Exports
+from anywidth.planning.trace.nodes import op_name
+from anywidth.planning.trace.rules.table import PRODUCTS
+from anywidth.planning.trace.solver import TracedAxis, Unsplittable
+from anywidth.planning.trace.trace_findings import Findings
+from anywidth.planning.trace.written_buffers import updated_buffers
+
+# Operations that take rows out of a table.
+LOOKUPS = ("embedding", "index_select", "index", "gather")
+MOST_PARTS = 8
+# As many places of a table are compared.
+MOST_PLACES = 1024
+TOLERANCE = 1e-4
+
+
+def meets_channels(node: Node, batched: set[Node]) -> bool:
+    """Whether a parameter or buffer joins what depends on the input, not as a weight of it."""
+    seen, left = set[Node](), [node]
+    while left:
+        passed = left.pop()
+        seen.add(passed)
+        for user in passed.users:
+            name = op_name(user.target)
+            if name in PRODUCTS or user.op != "call_function":
+                continue
+            if user in batched and name not in LOOKUPS:
+                return True
+            if user not in seen:
+                left.append(user)
+    return False
+
+
+def keep_tables(found: Findings, exports: Exports) -> None:
+    """Has each part of a fixed table narrow, or fixes the channels that it joins."""
+    frozen = {name for name, p in exports.model.named_parameters() if not p.requires_grad}
+    places = [
+        (name, dim)
+        for name in sorted(found.joining & (found.buffers | frozen))
+        for dim, axis in enumerate(found.tensors[name].axes)
+        if _is_open(found, axis) and sum(n > 1 for n in found.tensors[name].shape) > 1
+    ]
+    updated = updated_buffers(exports) if places else set()
+    for name, dim in places:
+        parts = _parts(_held(exports.model, name), dim)
+        # What training writes, or what was learned elsewhere, is as good as learned.
+        if parts is not None or name not in updated | frozen:
+            _narrow_parts(found, name, dim, parts)
+
+
+def _is_open(found: Findings, axis: TracedAxis) -> bool:
+    return any(found.solver.fixed(v) is None for v in found.solver.variables([axis]))
+
+
+def _narrow_parts(found: Findings, name: str, dim: int, parts: int | None) -> None:
+    solver, size, axis = found.solver, found.tensors[name].shape[dim], found.tensors[name].axes[dim]
+    try:
+        cuts = solver.cut(axis, [size // parts] * parts) if parts else []
+    except Unsplittable:
+        cuts = []
+    if not cuts:
+        solver.fix(axis, f"joined by the fixed table {name}, whose parts cannot be told")
+    for part in cuts[1:]:
+        solver.unify(cuts[0], part, "", f"cut inside a unit by the fixed table {name}")
+    if len(cuts) > 1:
+        found.notes.append(f"{name} is a fixed table of {parts} parts, and each narrows")
+
+
+def _held(model: nn.Module, name: str) -> Tensor:
+    path, _, key = name.rpartition(".")
+    held: Tensor = getattr(model.get_submodule(path), key)
+    return held.detach()
+
+
+def _parts(table: Tensor, dim: int) -> int | None:
+    """How many equal parts the entries along a dimension are of; None if that cannot be seen."""
+    if table.is_meta or not table.is_floating_point():
+        return None
+    columns = table.movedim(dim, 0).flatten(1)[:, :MOST_PLACES].float()
+    ranks = [torch.unique((c / TOLERANCE).round(), return_inverse=True)[1] for c in columns]
+    for parts in range(1, MOST_PARTS + 1):
+        if len(columns) % parts:
+            continue
+        size = len(columns) // parts
+        if all(_of_one_coordinate(ranks[i : i + size]) for i in range(0, len(ranks), size)):
+            blocks = columns.unflatten(0, (parts, size))
+            if size % 2 == 0 and _are_waves(blocks[:, : size // 2], blocks[:, size // 2 :]):
+                return 2 * parts
+            is_seen = parts > 1 or _are_waves(blocks[:, ::2], blocks[:, 1::2])
+            return parts if is_seen else None
+    return None
+
+
+def _of_one_coordinate(ranks: list[Tensor]) -> bool:
+    """Whether columns tell the same places apart: those that differ in one coordinate, say."""
+    finest = ranks[0]
+    for other in ranks[1:]:
+        apart = [int(r.max()) + 1 for r in (finest, other)]
+        if len(torch.unique(finest * apart[1] + other)) > max(apart):
+            return False
+        finest = other if apart[1] > apart[0] else finest
+    return True
+
+
+def _are_waves(sines: Tensor, cosines: Tensor) -> bool:
+    """Whether two blocks are the sines and cosines of the same angles."""
+    if sines.shape != cosines.shape:
+        return False
+    return bool(((sines.square() + cosines.square() - 1).abs() < 10 * TOLERANCE).all())

@@ -1,0 +1,142 @@
+"""Tables of numbers that are not learned: each of their parts narrows, or all of them stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from agreement import assert_agrees, convert
+from torch import Tensor, nn
+
+import anywidth as aw
+
+SIDE, WIDTH = 6, 64
+
+
+def waves(positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Sines and cosines of positions at falling frequencies."""
+    angles = positions[:, None] * 100.0 ** (-torch.arange(width) / width)
+    return angles.sin(), angles.cos()
+
+
+def halves(positions: Tensor, width: int) -> Tensor:
+    return torch.cat(waves(positions, width // 2), 1)
+
+
+def pairs(positions: Tensor, width: int) -> Tensor:
+    return torch.stack(waves(positions, width // 2), 2).flatten(1)
+
+
+def rows_and_columns(width: int, part: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """Of each place in a square, its row in the first half and its column in the second."""
+    places = torch.arange(float(SIDE))
+    rows, columns = torch.meshgrid(places, places, indexing="ij")
+    return torch.cat([part(x.flatten(), width // 2) for x in (rows, columns)], 1)
+
+
+def learned_once(width: int) -> Tensor:
+    """As `rows_and_columns`, of numbers without a pattern."""
+    rows, columns = torch.randn(SIDE, width // 2), torch.randn(SIDE, width // 2)
+    return torch.cat([rows.repeat_interleave(SIDE, 0), columns.repeat(SIDE, 1)], 1)
+
+
+class Placed(nn.Module):
+    """Patches, a table that says where each is, a layer and a head."""
+
+    def __init__(self, table: Tensor, kind: str = "buffer") -> None:
+        super().__init__()
+        self.stem, self.block = nn.Linear(8, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, 4)
+        if kind == "buffer":
+            self.register_buffer("table", table)
+        elif kind == "parameter":
+            self.table = nn.Parameter(table[None], requires_grad=False)
+        else:
+            self.places = nn.Embedding.from_pretrained(table)
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1])
+        y = self.stem(x)
+        y = y + (
+            self.places(places) if self.kind == "embedding" else self.table[..., : len(places), :]
+        )
+        return self.head((y + self.block(y)).mean(1))
+
+
+x = torch.randn(2, SIDE * SIDE, 8)
+
+
+def kept_columns(model: nn.Module, table: Tensor) -> list[int]:
+    """Which columns of the table are active at half the width."""
+    with aw.at_width(model, 0.5):
+        active = model.places.weight if model.kind == "embedding" else model.table
+        active = active.reshape(-1, active.shape[-1])
+    return [next(i for i in range(WIDTH) if torch.equal(table[:, i], c)) for c in active.T]
+
+
+@pytest.mark.parametrize("kind", ["buffer", "parameter", "embedding"])
+@pytest.mark.parametrize(
+    ("make", "parts"),
+    [
+        (lambda: rows_and_columns(WIDTH, halves), 4),
+        (lambda: rows_and_columns(WIDTH, pairs), 2),
+        (lambda: halves(torch.arange(float(SIDE * SIDE)), WIDTH), 2),
+        (lambda: learned_once(WIDTH), 2),
+    ],
+    ids=["sines_of_both", "pairs_of_both", "sines_then_cosines", "two_tables"],
+)
+def test_each_part_narrows(make: Callable[[], Tensor], parts: int, kind: str) -> None:
+    table = make()
+    model = convert(Placed(table, kind), x)
+    step = WIDTH // parts
+    first = [start + i for start in range(0, WIDTH, step) for i in range(step // 2)]
+    assert kept_columns(model, table) == first
+    assert any("table" in note for note in aw.plan_of(model).notes)
+    assert_agrees(model, x)
+
+
+def test_neighbouring_sines_and_cosines_are_cut_as_they_are() -> None:
+    table = pairs(torch.arange(float(SIDE * SIDE)), WIDTH)
+    model = convert(Placed(table), x)
+    assert kept_columns(model, table) == list(range(WIDTH // 2))
+    assert_agrees(model, x)
+
+
+def test_a_table_without_visible_parts_keeps_the_channels() -> None:
+    plan = aw.plan(Placed(torch.randn(SIDE * SIDE, WIDTH)), x)
+    assert "table" in str(plan.group_of("stem").fixed)
+
+
+def test_a_frozen_embedding_without_parts_narrows() -> None:
+    table = torch.randn(SIDE * SIDE, WIDTH)
+    assert kept_columns(convert(Placed(table, "embedding"), x), table) == list(range(WIDTH // 2))
+
+
+def test_heads_that_do_not_divide_keep_the_channels() -> None:
+    class Attending(Placed):
+        def __init__(self) -> None:
+            super().__init__(rows_and_columns(WIDTH, halves))
+            self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.stem(x) + self.table
+            return self.head(self.attention(y, y, y)[0].mean(1))
+
+    assert "table" in str(aw.plan(Attending(), x).group_of("stem").fixed)
+
+
+def test_masks_of_weights_follow_them() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Linear(8, 32), nn.Linear(32, 4)
+            self.register_buffer("mask", (torch.rand(32, 8) > 0.5).float())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(nn.functional.linear(x, self.stem.weight * self.mask, self.stem.bias))
+
+    model = convert(Masked(), torch.randn(2, 8))
+    assert aw.extract(model, 0.25).mask.shape == (8, 8)
+    assert_agrees(model, torch.randn(2, 8))
