@@ -32,6 +32,7 @@ class Plan:
         attributes: module attributes that follow an axis, such as a number of heads.
         costs: multiply-adds of one example, one entry per operation.
         inputs: the index of the input axis of each weight that output averaging scales.
+        scales: the axis and the power of its size that each buffer of one number follows.
         outputs: the axis that each convolution and linear layer makes, in order.
         folds: (layer, batch norm) pairs in which only the norm reads the layer's output.
         activations: (batch norm, activation) pairs in which only the activation reads the norm's
@@ -51,6 +52,7 @@ class Plan:
     attributes: list[AttributeSlot] = field(default_factory=list)
     costs: list[CostTerm] = field(default_factory=list)
     inputs: dict[str, int] = field(default_factory=dict)
+    scales: dict[str, tuple[tuple[Segment, ...], float]] = field(default_factory=dict)
     outputs: dict[str, Axis] = field(default_factory=dict)
     folds: list[tuple[str, str]] = field(default_factory=list)
     activations: list[tuple[str, str]] = field(default_factory=list)

@@ -75,12 +75,21 @@ class CostTerm:
 
 @dataclass(frozen=True)
 class AttributeSlot:
-    """An integer attribute of a module that follows the size of an axis.
+    """An attribute of a module that follows the size of an axis.
 
-    With `index`, the attribute is a tuple and the entry at `index` follows.
+    It is the size itself. With `power` it is a number that is `whole` at full width and follows
+    that power of the size. With `index`, the attribute is a tuple and the entry at `index` follows.
     """
 
     module: str
     attribute: str
     axis: tuple[Segment, ...]
     index: int | None = None
+    power: float | None = None
+    whole: float | None = None
+
+    def value(self, size: int, full: int) -> int | float:
+        """The attribute if `size` of the `full` entries of the axis are active."""
+        if self.power is None or self.whole is None:
+            return size
+        return float(self.whole * (size / full) ** self.power)

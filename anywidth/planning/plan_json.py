@@ -25,14 +25,17 @@ def fields_to_json(plan: Mapping[str, Any]) -> dict[str, Any]:
         },
         "parameters": list(plan["parameters"]),
         "attributes": [
-            [slot.module, slot.attribute, _axis_to_json(slot.axis), slot.index]
-            for slot in plan["attributes"]
+            [s.module, s.attribute, _axis_to_json(s.axis), s.index, s.power, s.whole]
+            for s in plan["attributes"]
         ],
         "costs": [
             [cost.layer, cost.factor, [_axis_to_json(axis) for axis in cost.axes]]
             for cost in plan["costs"]
         ],
         "inputs": dict(plan["inputs"]),
+        "scales": {
+            name: [_axis_to_json(axis), power] for name, (axis, power) in plan["scales"].items()
+        },
         "outputs": {layer: _axis_to_json(axis) for layer, axis in plan["outputs"].items()},
         "folds": [list(pair) for pair in plan["folds"]],
         "activations": [list(pair) for pair in plan["activations"]],
@@ -64,14 +67,18 @@ def fields_from_json(data: Mapping[str, Any]) -> dict[str, Any]:
             "shapes": {name: tuple(tensor["shape"]) for name, tensor in data["tensors"].items()},
             "parameters": tuple(data["parameters"]),
             "attributes": [
-                AttributeSlot(module, attribute, _axis_from_json(axis) or (), index)
-                for module, attribute, axis, index in data["attributes"]
+                AttributeSlot(module, attribute, _axis_from_json(axis) or (), *rest)
+                for module, attribute, axis, *rest in data["attributes"]
             ],
             "costs": [
                 CostTerm(layer, factor, tuple(_axis_from_json(axis) or () for axis in axes))
                 for layer, factor, axes in data["costs"]
             ],
             "inputs": dict(data["inputs"]),
+            "scales": {
+                name: (_axis_from_json(axis) or (), power)
+                for name, (axis, power) in data.get("scales", {}).items()
+            },
             "outputs": {layer: _axis_from_json(a) for layer, a in data["outputs"].items()},
             "folds": [(layer, norm) for layer, norm in data["folds"]],
             "activations": [(norm, module) for norm, module in data.get("activations", ())],

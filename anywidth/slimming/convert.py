@@ -132,7 +132,8 @@ def _apply(model: nn.Module, plan: Plan, average_outputs: bool) -> None:
     narrowed: dict[nn.Module, list[str]] = {m: [] for m in model.modules() if keeps_statistics(m)}
     for name, owner, key in tensor_owners(model, plan):
         is_elastic = any(axis is not None for axis in plan.tensors[name])
-        if is_elastic or (average_outputs and name in plan.inputs):
+        is_scaled = name in plan.scales or (average_outputs and name in plan.inputs)
+        if is_elastic or is_scaled:
             narrowed.setdefault(owner, []).append(key)
     for module, tensors in narrowed.items():
         narrow(module, tensors)

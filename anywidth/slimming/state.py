@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from anywidth.errors import AnywidthError
 from anywidth.planning.cuts import Cut, cut, cut_size, held_tensor
-from anywidth.planning.groups import Axis, Plan, Segment
+from anywidth.planning.groups import AttributeSlot, Axis, Plan, Segment
 from anywidth.slimming.layers import is_narrowed
 from anywidth.slimming.norm_statistics import norm_records
 from anywidth.slimming.record import record_of
@@ -115,19 +115,20 @@ class Layout:
         self._axes: dict[tuple[Segment, ...], int] = {}
         # For each module, the number of an axis by tensor and axis, tensor, and attribute.
         self._cuts: dict[nn.Module, dict[str, dict[int, int]]] = {}
-        self._scales: dict[nn.Module, dict[str, int]] = {}
-        self._sizes: dict[nn.Module, list[tuple[str, int, int | None]]] = {}
+        self._scales: dict[nn.Module, dict[str, tuple[int, float]]] = {}
+        self._sizes: dict[nn.Module, list[tuple[AttributeSlot, int]]] = {}
         for name, owner, key in tensor_owners(model, plan):
             axes = enumerate(plan.tensors[name])
             elastic = {index: self._id(axis) for index, axis in axes if axis is not None}
             self._cuts.setdefault(owner, {})[key] = elastic
-            inputs = input_axis(plan, name) if average_outputs and name in plan.inputs else None
-            if inputs is not None:
-                self._scales.setdefault(owner, {})[key] = self._id(inputs)
+            followed, power = plan.scales.get(name, (None, 0.0))
+            if average_outputs and name in plan.inputs:
+                followed, power = input_axis(plan, name), -1.0
+            if followed is not None:
+                self._scales.setdefault(owner, {})[key] = (self._id(followed), power)
         for slot in plan.attributes:
             module = model.get_submodule(slot.module)
-            entry = (slot.attribute, self._id(slot.axis), slot.index)
-            self._sizes.setdefault(module, []).append(entry)
+            self._sizes.setdefault(module, []).append((slot, self._id(slot.axis)))
         narrowed = [module for module in self._cuts if is_narrowed(module)]
         self._modules = list(dict.fromkeys([*narrowed, *self._sizes]))
         self._norms = norm_records(model).values()
@@ -144,17 +145,17 @@ class Layout:
         for module in self._modules:
             tensors, scaled = self._cuts.get(module, {}), self._scales.get(module, {})
             attributes: dict[str, Any] = {}
-            for name, axis, index in self._sizes.get(module, ()):
-                whole: Any = sizes[axis]
-                if index is not None:
-                    parts = list(attributes.get(name, getattr(module, name)))
-                    parts[index] = sizes[axis]
-                    whole = tuple(parts)
-                attributes[name] = whole
+            for slot, axis in self._sizes.get(module, ()):
+                value: Any = slot.value(sizes[axis], self._full[axis])
+                if slot.index is not None:
+                    parts = list(attributes.get(slot.attribute, getattr(module, slot.attribute)))
+                    parts[slot.index] = value
+                    value = tuple(parts)
+                attributes[slot.attribute] = value
             found.append(
                 (
                     {key: {i: cuts[axis] for i, axis in ax.items()} for key, ax in tensors.items()},
-                    {key: self._full[axis] / sizes[axis] for key, axis in scaled.items()},
+                    {k: (self._full[axis] / sizes[axis]) ** -p for k, (axis, p) in scaled.items()},
                     attributes,
                 )
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from torch.fx import Node
 
@@ -12,8 +13,23 @@ from anywidth.planning.trace.attributes import attribute_slots, divide
 from anywidth.planning.trace.solver import TracedAxis
 from anywidth.planning.trace.trace_findings import Findings, Product
 
-# For each operation whose sizes are guessed: the full shape and the axes of each of its results.
-Guesses = dict[Node, list[tuple[tuple[int, ...], tuple[Axis, ...]]]]
+# How a note begins that says of a number that it does not follow the width.
+STAYING = "scales by the same number at every width,"
+
+
+class Guess(NamedTuple):
+    """What an operation should show at another width.
+
+    Args:
+        results: the full shape and the axes of each result, if its sizes are guessed.
+        number: what it scales by, and the axis whose size that is a power of.
+    """
+
+    results: list[tuple[tuple[int, ...], tuple[Axis, ...]]]
+    number: tuple[float, tuple[Segment, ...]] | None = None
+
+
+Guesses = dict[Node, Guess]
 
 
 def build_plan(found: Findings) -> tuple[Plan, Guesses]:
@@ -63,9 +79,9 @@ def build_plan(found: Findings) -> tuple[Plan, Guesses]:
 
     axes = {name: tuple(axis_of(a) for a in value.axes) for name, value in found.tensors.items()}
     followers = dict.fromkeys(
-        AttributeSlot(follower.path, follower.attribute, segments, follower.place)
-        for follower in found.followers
-        if (segments := axis_of(follower.axis)) is not None
+        AttributeSlot(f.path, f.attribute, segments, f.place, f.power, f.whole)
+        for f in found.followers
+        if (segments := axis_of(f.axis)) is not None
     )
     plan = Plan(
         groups=groups,
@@ -75,23 +91,30 @@ def build_plan(found: Findings) -> tuple[Plan, Guesses]:
         attributes=[*followers, *attribute_slots(model, axes)],
         costs=[cost_of(product) for product in found.products],
         inputs=dict(found.inputs),
+        scales={
+            name: (segments, power)
+            for name, (axis, power) in found.scales.items()
+            if (segments := axis_of(axis)) is not None
+        },
         outputs={maker.layer: axis_of(maker.axis) for maker in found.makers},
         folds=list(found.folds),
         notes=_notes(found),
     )
-    guesses = {
-        node: [
-            (value.shape, tuple(axis_of(axis) for axis in value.axes))
-            for value in (result if isinstance(result, list) else [result])
-        ]
-        for node, result in found.guesses.items()
-    }
-    narrowing = {
-        node: results
-        for node, results in guesses.items()
-        if any(axis is not None for _, axes in results for axis in axes)
-    }
-    return plan, narrowing
+    guesses: Guesses = {}
+    for node, result in found.guesses.items():
+        values = result if isinstance(result, list) else [result]
+        results = [(v.shape, tuple(axis_of(axis) for axis in v.axes)) for v in values]
+        if any(axis is not None for _, axes in results for axis in axes):
+            guesses[node] = Guess(results)
+    for constant in found.constants:
+        if (segments := axis_of(constant.axis)) is not None:
+            guesses[constant.node] = Guess([], (constant.number, segments))
+    plan.notes += [
+        f"{c.place} {STAYING} {c.number:.6g}, which is a power of {solver.size(c.axis)}"
+        for c in found.staying
+        if axis_of(c.axis) is not None
+    ]
+    return plan, guesses
 
 
 def _notes(found: Findings) -> list[str]:

@@ -174,7 +174,15 @@ class Cursor:
         if axis is not None and held is not None:
             self.bind(self.layer, name, axis, None if isinstance(held, int) else place)
 
-    def bind(self, path: str, name: str, axis: Pieces, place: int | None = None) -> None:
+    def bind(
+        self,
+        path: str,
+        name: str,
+        axis: Pieces,
+        place: int | None = None,
+        power: float | None = None,
+        whole: float | None = None,
+    ) -> None:
         """Has an attribute follow an axis, and all axes it follows shrink together.
 
         It is one number, however many operations read it.
@@ -185,7 +193,7 @@ class Cursor:
             is_same = (other.attribute, other.place) == (name, place)
             if is_same and model.get_submodule(other.path) is module:
                 self.unify(other.axis, axis)
-        self.found.followers.append(Follower(path, name, axis, place))
+        self.found.followers.append(Follower(path, name, axis, place, power, whole))
 
     def count(self, value: Traced, inner: Sequence[tuple[int, TracedAxis]], times: int = 1) -> None:
         """Counts the multiply-adds of a product: its result, times the axes summed over."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from anywidth.errors import AnywidthError
 from anywidth.planning.cuts import is_converted
 from anywidth.planning.groups import Plan
 from anywidth.planning.parts import Example
-from anywidth.planning.trace.build import Guesses, build_plan
+from anywidth.planning.trace.build import STAYING, Guesses, build_plan
 from anywidth.planning.trace.exported_graphs import Exports, export_in_mode, held_tensors
 from anywidth.planning.trace.fixed_tables import keep_tables
 from anywidth.planning.trace.held_axes import add_tensors, keep_constants, positions, tie_attention
@@ -25,6 +26,9 @@ from anywidth.planning.trace.trace_findings import Findings, Known, Misreading
 from anywidth.planning.trace.walk import run_rules
 from anywidth.planning.trace.written_buffers import note_written_buffers
 from anywidth.width import ChannelConfig
+
+# More attributes of a size than any module has.
+MOST_ATTRIBUTES = 1000
 
 
 def plan(model: nn.Module, example_input: Any) -> Plan:
@@ -56,6 +60,9 @@ def plan(model: nn.Module, example_input: Any) -> Plan:
     found.activations, found.prologues = activations_and_prologues(exports)
     found.example = [_described(x) for x in inputs]
     note_written_buffers(found, exports)
+    for note in found.notes:
+        if STAYING in note:
+            warnings.warn(f"{type(model).__name__}: {note}", stacklevel=2)
     hints = getattr(model, "width_hints", None)
     if hints is not None:
         hints(found)
@@ -86,7 +93,7 @@ def misread_groups(
         segment.group: f"{node.name} reshapes it in another way than the graph shows"
         for training, whole in exports.traced.items()
         for node in misread(found, config, guesses, whole, parts[training])
-        for _, axes in guesses[node]
+        for _, axes in guesses[node].results
         for axis in axes
         for segment in axis or ()
     }
@@ -102,6 +109,11 @@ def _trace(exports: Exports) -> tuple[Plan, Guesses]:
             continue
         found, guesses = build_plan(findings)
         wrong = _rehearse(exports, found, guesses)
+        if wrong is None and any(guess.number for guess in guesses.values()):
+            # An attribute that a number may be of is used otherwise too, or nothing runs narrower.
+            never = {n: Misreading(None, MOST_ATTRIBUTES) for n, g in guesses.items() if g.number}
+            known = replace(known, misread={**known.misread, **never})
+            continue
         if not wrong:
             found.rehearsed = wrong is not None
             return found, guesses

@@ -81,6 +81,19 @@ def gives_indices(node: Node) -> bool:
     )
 
 
+def number_of(node: Node) -> float | None:
+    """The number that an operation scales its result by, if it is given one."""
+    name = op_name(node.target)
+    if name in ("mul", "div") and len(node.args) > 1:
+        number = node.args[1]
+    elif name == "scaled_dot_product_attention":
+        number = node.kwargs.get("scale")
+    else:
+        number = node.kwargs.get("alpha") if name in ("addmm", "baddbmm") else None
+    is_number = isinstance(number, int | float) and not isinstance(number, bool)
+    return float(number) if is_number else None  # type: ignore[arg-type]
+
+
 def shapes_of(meta: Any) -> list[tuple[int, ...]]:
     """The shape of each tensor that an operation gives."""
     metas = meta if isinstance(meta, list | tuple) else [meta]

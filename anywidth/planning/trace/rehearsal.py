@@ -16,7 +16,7 @@ from torch.fx import Node
 from anywidth.planning.cuts import cut, held_tensor, take
 from anywidth.planning.groups import Plan
 from anywidth.planning.trace.build import Guesses
-from anywidth.planning.trace.nodes import nodes_of, shapes_of
+from anywidth.planning.trace.nodes import nodes_of, number_of, shapes_of
 from anywidth.width import ChannelConfig
 
 
@@ -34,6 +34,10 @@ def narrowed_copy(model: nn.Module, plan: Plan, config: ChannelConfig) -> nn.Mod
         whole = held_tensor(model.get_submodule(path), key)
         assert whole is not None
         part = whole.detach()
+        if name in plan.scales:
+            followed, power = plan.scales[name]
+            sizes = [plan.axis_size(followed, c) for c in (config, plan.full)]
+            part = part * (sizes[0] / sizes[1]) ** power
         for index, axis in enumerate(axes):
             if axis is not None:
                 part = take(part, index, cut(plan, axis, config))
@@ -46,7 +50,7 @@ def narrowed_copy(model: nn.Module, plan: Plan, config: ChannelConfig) -> nn.Mod
     narrow = copy.deepcopy(model, memo)
     for slot in plan.attributes:
         attributes = vars(narrow.get_submodule(slot.module))
-        size = plan.axis_size(slot.axis, config)
+        size = slot.value(*(plan.axis_size(slot.axis, c) for c in (config, plan.full)))
         if slot.index is None:
             attributes[slot.attribute] = size
         else:
@@ -71,12 +75,19 @@ def misread(
             break  # the code took another way: what comes next cannot be compared
         if node not in guesses:
             continue
+        results, number = guesses[node]
+        if number is not None:
+            whole, axis = number
+            is_narrower = plan.axis_size(axis, config) < plan.axis_size(axis, plan.full)
+            if is_narrower and number_of(twin) == whole:
+                wrong[node] = None
+            continue
         foretold = [
             tuple(
                 n if axis is None else plan.axis_size(axis, config)
                 for n, axis in zip(shape, axes, strict=True)
             )
-            for shape, axes in guesses[node]
+            for shape, axes in results
         ]
         found = shapes_of(twin.meta["val"])
         if found != foretold:

@@ -52,12 +52,27 @@ class Maker(NamedTuple):
 
 
 class Follower(NamedTuple):
-    """An attribute of a module that follows an axis; one of its entries if it is a tuple."""
+    """An attribute of a module that follows an axis; one of its entries if it is a tuple.
+
+    With `power` it is `whole` at full width, and goes with that power of the axis's size.
+    """
 
     path: str
     attribute: str
     axis: Pieces
-    place: int | None
+    place: int | None = None
+    power: float | None = None
+    whole: float | None = None
+
+
+class WidthConstant(NamedTuple):
+    """A number that multiplies or divides channels, and is a power of how many there are."""
+
+    node: Node
+    place: str
+    number: float
+    axis: Pieces
+    power: float
 
 
 class Product(NamedTuple):
@@ -89,6 +104,9 @@ class Findings:
         folds: (layer, batch norm) where nothing but the norm reads the layer's output.
         joining: parameters and buffers that meet what depends on the input, not as a weight of it.
         notes: what a reader of the plan should know.
+        constants: numbers that a rehearsal should see follow the width.
+        staying: those that do not, whatever attribute follows.
+        scales: for each buffer that is a power of an axis's size, the axis and the power.
         guesses: operations whose sizes were worked out in Python, with the results rules guess.
     """
 
@@ -108,6 +126,9 @@ class Findings:
     folds: list[tuple[str, str]] = field(default_factory=list)
     joining: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
+    constants: list[WidthConstant] = field(default_factory=list)
+    staying: list[WidthConstant] = field(default_factory=list)
+    scales: dict[str, tuple[Pieces, float]] = field(default_factory=dict)
     guesses: dict[Node, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

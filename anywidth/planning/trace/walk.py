@@ -22,6 +22,7 @@ from anywidth.planning.trace.nodes import (
 from anywidth.planning.trace.rules.table import MAKERS, RULES
 from anywidth.planning.trace.trace_findings import Findings
 from anywidth.planning.trace.value import as_constant
+from anywidth.planning.trace.width_constants import look_for_constant
 
 
 def run_rules(found: Findings, exported: Any, held: dict[str, str]) -> None:
@@ -94,7 +95,10 @@ class Walk:
         names = node.target._schema.arguments
         bound = {a.name: a.default_value for a in names if a.has_default_value()}
         bound |= {a.name: value for a, value in zip(names, arguments, strict=False)}
-        return RULES[op](cursor, SimpleNamespace(**(bound | keywords)))
+        result = RULES[op](cursor, SimpleNamespace(**(bound | keywords)))
+        self.values[node] = result
+        look_for_constant(cursor, self.values)
+        return result
 
     def _compares(self, node: Node) -> bool:
         """Whether an operation sums what two tensors have in common, which any channels may be."""

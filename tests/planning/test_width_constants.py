@@ -1,0 +1,177 @@
+"""Numbers worked out from how many channels there are: they follow the width, or it is noted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from agreement import assert_agrees, assert_close, convert
+from torch import Tensor, nn
+
+import anywidth as aw
+from anywidth.slimming.extraction import extract_quietly
+
+
+class Scaled(nn.Module):
+    """Two layers, with a number between that depends on the width between them."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(8, width), nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.scaled(self.stem(x)))
+
+    def scaled(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class RootOfAttribute(Scaled):
+    def __init__(self, width: int = 64) -> None:
+        super().__init__(width)
+        self.width = width
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=-1) * self.width**0.5
+
+
+class RootKept(Scaled):
+    def __init__(self, width: int = 64) -> None:
+        super().__init__(width)
+        self.scale = width**0.5
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=-1) * self.scale
+
+
+class SumOverSize(RootOfAttribute):
+    def scaled(self, x: Tensor) -> Tensor:
+        return x - (x.sum(-1) / self.width)[..., None]
+
+
+class InverseRoot(RootOfAttribute):
+    """A norm by hand; the number is a power of the attribute."""
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x / (x.norm(dim=-1, keepdim=True) * self.width**-0.5 + 1e-6)
+
+
+class Scores(Scaled):
+    """Attention of one head, whose features are all channels."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__(width)
+        self.keys = nn.Linear(width, width)
+        self.softness = width**-0.5
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return (x @ self.keys(x).mT * self.softness).softmax(-1) @ x
+
+
+class FusedScores(Scores):
+    def scaled(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, self.keys(x), x, scale=self.softness)
+
+
+class ByItsInverse(Scores):
+    def scaled(self, x: Tensor) -> Tensor:
+        return (x @ self.keys(x).mT / (1 / self.softness)).softmax(-1) @ x
+
+
+class AboveTheModule(nn.Module):
+    """The number is kept by the module around, as by T5's."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.model_dim, self.stem, self.head = width, nn.Linear(8, width), nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.stem(x) * self.model_dim**-0.5)
+
+
+class ScaledEmbedding(nn.Embedding):
+    """As Gemma's: a buffer that no checkpoint holds."""
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__(count, width)
+        self.register_buffer("scale", torch.tensor(width**0.5), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale.to(self.weight.dtype)
+
+
+class Buffered(nn.Module):
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.table, self.head = ScaledEmbedding(10, width), nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.table(x.argmax(-1)))
+
+
+KINDS = [RootOfAttribute, RootKept, SumOverSize, InverseRoot, Scores, FusedScores, ByItsInverse,
+         AboveTheModule, Buffered]  # fmt: skip
+
+x = torch.randn(2, 5, 8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_extracted_network_is_the_same_code_built_narrower(kind: type[nn.Module]) -> None:
+    whole = kind().eval()
+    before = whole(x)
+    model = convert(whole, x)
+    assert_close(model(x), before, tolerance=0)
+    for width in (0.25, 0.5):
+        small = extract_quietly(model, width)
+        built = kind(int(64 * width)).eval()
+        built.load_state_dict(small.state_dict())
+        assert_close(small(x), built(x))
+    assert_agrees(model, x)
+    aw.set_width(model, 1.0)
+    assert_close(model(x), before, tolerance=0)
+
+
+@pytest.mark.parametrize("kind", [RootKept, Buffered])
+def test_a_saved_plan_keeps_what_follows(kind: type[nn.Module]) -> None:
+    model = kind()
+    plan = aw.Plan.from_json(aw.plan(model, x).to_json())
+    assert plan == aw.plan(model, x)
+
+
+def test_a_number_written_into_the_code_is_noted_and_warned_of() -> None:
+    class Literal(Scaled):
+        def scaled(self, x: Tensor) -> Tensor:
+            return F.normalize(x, dim=-1) * 8.0
+
+    with pytest.warns(UserWarning, match="64"):
+        plan = aw.plan(Literal(), x)
+    assert any("64" in note for note in plan.notes)
+    assert plan.group_of("stem").fixed is None
+
+
+def test_a_number_worked_out_from_a_shape_needs_nothing() -> None:
+    class FromShape(RootOfAttribute):
+        def scaled(self, x: Tensor) -> Tensor:
+            return F.normalize(x, dim=-1) * x.shape[-1] ** 0.5
+
+    model = convert(FromShape(), x)
+    assert not aw.plan_of(model).notes
+    assert aw.extract(model, 0.5).width == 64  # nothing reads it
+
+
+def test_a_size_that_is_also_used_otherwise_stays() -> None:
+    class Both(RootOfAttribute):
+        """64 is also how many steps a table has."""
+
+        def __init__(self, width: int = 64) -> None:
+            super().__init__(width)
+            self.table = nn.Parameter(torch.randn(64, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            steps = self.table.view(self.width, 2, 4).mean((0, 1)).sum()
+            return super().forward(x) + steps
+
+    with pytest.warns(UserWarning, match="64"):
+        model = convert(Both(), x)
+    assert aw.extract(model, 0.5).stem.out_features == 32
+    assert_agrees(model, x)
