@@ -19,9 +19,10 @@ from torch.utils._pytree import (
 
 from anywidth.deploying.deployment import Deployment
 from anywidth.errors import AnywidthError
+from anywidth.planning.example_inputs import example_inputs
 from anywidth.slimming.extraction import extract_quietly
 from anywidth.slimming.state import state_of
-from anywidth.slimming.trial import example_inputs, run
+from anywidth.slimming.trial import run
 
 
 class CalledNetwork(nn.Module):

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from anywidth.errors import AnywidthError
 from anywidth.modes import evaluating
+from anywidth.planning.example_inputs import example_inputs
 from anywidth.planning.groups import Plan
 from anywidth.slimming.convert import at_width
 from anywidth.slimming.extraction import extract_quietly
 from anywidth.slimming.norm_statistics import buffers_kept, uncalibrated_allowed
 from anywidth.slimming.state import state_of
-from anywidth.slimming.trial import example_inputs
 from anywidth.width import ChannelConfig, Width, whole_number
 
 

@@ -43,6 +43,7 @@ class Plan:
         example: the arguments the plan was made with: for tensors, the shape and dtype.
         notes: remarks for the reader about how the plan was made.
         widths: the range and divisor that `resolve` uses.
+        given: the arguments themselves, until the plan is saved or a network converted with it.
     """
 
     groups: dict[str, ChannelGroup]
@@ -61,6 +62,7 @@ class Plan:
     example: list[Example] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     widths: WidthRange = field(default_factory=WidthRange)
+    given: tuple[Any, ...] | None = field(default=None, repr=False, compare=False)
     _is_applied: bool = field(default=False, init=False, repr=False, compare=False)
 
     # ---- widths -----------------------------------------------------------------------------
@@ -328,7 +330,7 @@ class Plan:
 
     def copy(self) -> Plan:
         """A copy that can be edited, also if this is the plan of a converted network."""
-        same = copy.deepcopy(self)
+        same = copy.deepcopy(self, {id(self.given): self.given})
         same._is_applied = False
         return same
 

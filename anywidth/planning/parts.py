@@ -20,8 +20,8 @@ class Segment(NamedTuple):
 Axis = tuple[Segment, ...] | None
 
 
-# An argument of the network in a plan: a tensor's shape and dtype; {"value": ...} for a number,
-# text or None; {"type": ...} for anything else.
+# An argument of the network in a plan: a tensor's shape and dtype, as a dict if the values or the
+# range of its integers are kept too; {"value": ...} for a number, text or None; {"type": ...} else.
 Example = tuple[tuple[int, ...], str] | dict[str, Any]
 
 

@@ -41,9 +41,7 @@ def fields_to_json(plan: Mapping[str, Any]) -> dict[str, Any]:
         "activations": [list(pair) for pair in plan["activations"]],
         "prologues": [list(chain) for chain in plan["prologues"]],
         "rehearsed": plan["rehearsed"],
-        "example": [
-            dict(x) if isinstance(x, dict) else [list(x[0]), x[1]] for x in plan["example"]
-        ],
+        "example": [{**x} if isinstance(x, dict) else [list(x[0]), x[1]] for x in plan["example"]],
         "notes": list(plan["notes"]),
     }
 

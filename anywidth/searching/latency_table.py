@@ -25,10 +25,10 @@ from anywidth.distributed import device_name
 from anywidth.errors import AnywidthError
 from anywidth.measuring.shown_progress import tracked_if_shown
 from anywidth.modes import evaluating
+from anywidth.planning.example_inputs import example_inputs
 from anywidth.planning.groups import Plan
 from anywidth.slimming.extraction import extract_quietly
 from anywidth.slimming.state import state_of
-from anywidth.slimming.trial import example_inputs
 from anywidth.width import ChannelConfig
 
 _VERSION = 1

@@ -90,7 +90,7 @@ def slimmable(
             with buffers_kept(model):
                 verify(model, strict=strict, example_input=example_input)
         _track_ends(model)
-        plan._is_applied = True
+        plan._is_applied, plan.given = True, None
     except BaseException:
         _undo(model)
         raise

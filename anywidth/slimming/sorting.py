@@ -18,10 +18,11 @@ from torch.utils._pytree import tree_leaves
 from anywidth.errors import AnywidthError
 from anywidth.modes import evaluating
 from anywidth.planning.cuts import held_tensor, is_converted
+from anywidth.planning.example_inputs import example_inputs
 from anywidth.planning.groups import Plan
 from anywidth.planning.parts import Axis
 from anywidth.planning.trace import plan as make_plan
-from anywidth.slimming.trial import TOLERANCE, difference, example_inputs, run
+from anywidth.slimming.trial import TOLERANCE, difference, run
 
 Orders = dict[str, Tensor]
 

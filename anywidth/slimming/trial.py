@@ -70,6 +70,8 @@ class Trial:
             gap = difference(sliced, twin)
             if not gap <= TOLERANCE:
                 return Failure(config, f"sliced and extracted outputs differ by {gap:.2g}")
+        if has_nan(sliced):
+            return Failure(config, "the output has NaN")
         return None
 
     def training_failure(self, config: ChannelConfig) -> Failure | None:
@@ -140,11 +142,22 @@ def make_trial(model: nn.Module, plan: Plan, batch: tuple[Any, ...]) -> Trial:
     """One example is enough, where the network takes one."""
     inputs = tuple(x[:1] if isinstance(x, Tensor) and x.dim() > 1 else x for x in batch)
     try:
-        expected = shapes(run(model, inputs))
+        output = run(model, inputs)
     except Exception:
         inputs = batch
-        expected = shapes(run(model, inputs))
+        output = run(model, inputs)
+    _check_numbers(model, output)
+    expected = shapes(output)
     return Trial(model, plan, inputs, expected, batch)
+
+
+def _check_numbers(model: nn.Module, output: Any) -> None:
+    if has_nan(output):
+        raise AnywidthError(
+            f"{type(model).__name__} cannot be verified: its output for the example has NaN at "
+            "full width. Pass an example for which it gives numbers, "
+            "slimmable(..., example_input=...), or convert with verified=False"
+        )
 
 
 def _message(error: BaseException) -> str:
@@ -177,40 +190,6 @@ def _running_modules(model: nn.Module, error: BaseException) -> tuple[str, ...]:
 
 
 # ---- running ---------------------------------------------------------------------------------
-
-
-def example_inputs(model: nn.Module, plan: Plan, given: Any = None) -> tuple[Any, ...]:
-    """Arguments to run the network with: those given, or the plan's, tensors random.
-
-    They are of the network's own precision, to which it may have been cast since.
-    """
-    if given is not None:
-        return given if isinstance(given, tuple) else (given,)
-    first = next(iter(model.parameters()), None)
-    device = first.device if first is not None else torch.device("cpu")
-    has_precision = first is not None and first.is_floating_point()
-    generator = torch.Generator().manual_seed(0)
-    inputs: list[Any] = []
-    for number, argument in enumerate(plan.example, 1):
-        if isinstance(argument, dict):
-            if "value" not in argument:
-                raise AnywidthError(
-                    f"argument {number} of {type(model).__name__} was a {argument['type']} in the "
-                    "plan's example, and a plan keeps only tensors' shapes, numbers and text: pass "
-                    "slimmable(..., example_input=(...)) the arguments; latency cannot be measured"
-                )
-            inputs.append(argument["value"])
-            continue
-        shape, name = argument
-        dtype = getattr(torch, name)
-        if dtype.is_floating_point:
-            values = torch.randn(shape, generator=generator, dtype=dtype)
-            inputs.append(values.to(device, first.dtype if has_precision else dtype))  # type: ignore[union-attr]
-        elif dtype is torch.uint8:  # pixels; other whole numbers may be indices
-            inputs.append(torch.randint(256, shape, generator=generator, dtype=dtype).to(device))
-        else:
-            inputs.append(torch.zeros(shape, dtype=dtype, device=device))
-    return tuple(inputs)
 
 
 def sample(plan: Plan) -> list[ChannelConfig]:
@@ -262,8 +241,13 @@ def _of_one(found: list[Any]) -> list[Any]:
     return [shape[1:] if isinstance(shape, tuple) else shape for shape in found]
 
 
+def has_nan(output: Any) -> bool:
+    tensors = [x for x in tree_leaves(output) if isinstance(x, Tensor) and not x.is_meta]
+    return any(bool(x.isnan().any()) for x in tensors)
+
+
 def difference(first: Any, second: Any) -> float:
-    """The largest gap between two outputs, relative to the largest value; NaN equals NaN."""
+    """The largest gap between two outputs, relative to the largest value; NaN equals NaN here."""
     pairs = zip(tree_leaves(first), tree_leaves(second), strict=True)
     return max((_gap(one, other) for one, other in pairs), default=0.0)
 

@@ -8,10 +8,11 @@ from torch import nn
 
 from anywidth.errors import AnywidthError
 from anywidth.modes import evaluating
+from anywidth.planning.example_inputs import example_inputs
 from anywidth.planning.groups import Plan
 from anywidth.slimming.mending import mend
 from anywidth.slimming.state import state_of
-from anywidth.slimming.trial import example_inputs, make_trial
+from anywidth.slimming.trial import make_trial
 
 
 def verify(model: nn.Module, *, strict: bool, example_input: Any = None) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import anywidth as aw
 from anywidth.models.atari_cnn import ActorCritic
-from anywidth.slimming.trial import example_inputs
+from anywidth.planning.example_inputs import example_inputs
 
 WIDTHS = aw.WidthRange(0.25, 1.0, 8)
 

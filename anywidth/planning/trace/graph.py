@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 from anywidth.errors import AnywidthError
 from anywidth.planning.cuts import is_converted
+from anywidth.planning.example_inputs import described
 from anywidth.planning.groups import Plan
-from anywidth.planning.parts import Example
 from anywidth.planning.trace.build import STAYING, Guesses, build_plan
 from anywidth.planning.trace.exported_graphs import Exports, export_in_mode, held_tensors
 from anywidth.planning.trace.fixed_tables import keep_tables
@@ -58,7 +58,7 @@ def plan(model: nn.Module, example_input: Any) -> Plan:
     exports = Exports(model, inputs)
     found, _ = _trace(exports)
     found.activations, found.prologues = activations_and_prologues(exports)
-    found.example = [_described(x) for x in inputs]
+    found.example, found.given = [described(x) for x in inputs], inputs
     note_written_buffers(found, exports)
     for note in found.notes:
         if STAYING in note:
@@ -152,14 +152,6 @@ def _run_all_rules(known: Known, exports: Exports) -> Findings:
     keep_constants(found)
     keep_tables(found, exports)
     return found
-
-
-def _described(argument: Any) -> Example:
-    if isinstance(argument, torch.Tensor):
-        return tuple(argument.shape), str(argument.dtype).removeprefix("torch.")
-    if argument is None or isinstance(argument, bool | int | float | str):
-        return {"value": argument}
-    return {"type": type(argument).__name__}
 
 
 def _batch_size(inputs: tuple[Any, ...]) -> int:

@@ -1,0 +1,80 @@
+"""The arguments that a plan was made with: how it keeps them, and how they are made again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from anywidth.errors import AnywidthError
+from anywidth.planning.groups import Plan
+from anywidth.planning.parts import Example
+
+# Whole numbers, often indices, are kept if there are no more; else their range.
+MOST_VALUES = 4096
+
+
+def described(argument: Any) -> Example:
+    """An argument as a plan saves it."""
+    if isinstance(argument, Tensor):
+        shape, dtype = list(argument.shape), str(argument.dtype).removeprefix("torch.")
+        is_drawn = argument.dtype.is_floating_point or argument.dtype.is_complex
+        if is_drawn or argument.dtype is torch.uint8 or argument.is_meta or not argument.numel():
+            return tuple(shape), dtype
+        if argument.numel() <= MOST_VALUES:
+            return {"shape": shape, "dtype": dtype, "values": argument.flatten().tolist()}
+        ends = {"low": int(argument.min()), "high": int(argument.max())}
+        return {"shape": shape, "dtype": dtype, **ends}
+    if argument is None or isinstance(argument, bool | int | float | str):
+        return {"value": argument}
+    return {"type": type(argument).__name__}
+
+
+def example_inputs(model: nn.Module, plan: Plan, given: Any = None) -> tuple[Any, ...]:
+    """Arguments to run the network with: those given, the plan's own, or some like them.
+
+    The plan's are of the network's own precision, to which it may have been cast since.
+    """
+    if given is not None:
+        return given if isinstance(given, tuple) else (given,)
+    first = next(iter(model.parameters()), None)
+    device = first.device if first is not None else torch.device("cpu")
+
+    def placed(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        both_float = value.is_floating_point() and first is not None and first.is_floating_point()
+        return value.to(device, first.dtype if both_float and first is not None else value.dtype)
+
+    generator = torch.Generator().manual_seed(0)
+    inputs = plan.given or tuple(
+        _made(argument, f"argument {number} of {type(model).__name__}", generator)
+        for number, argument in enumerate(plan.example, 1)
+    )
+    return tuple(tree_map(placed, inputs))
+
+
+def _made(argument: Example, name: str, generator: torch.Generator) -> Any:
+    """An argument like the one that was described; floats are random."""
+    if isinstance(argument, dict) and "value" in argument:
+        return argument["value"]
+    if isinstance(argument, dict) and "type" in argument:
+        raise AnywidthError(
+            f"{name} was a {argument['type']} in the plan's example, and a saved plan keeps only "
+            "tensors, numbers and text: pass slimmable(..., example_input=(...)) the arguments; "
+            "latency cannot be measured"
+        )
+    if not isinstance(argument, dict):
+        shape, dtype = argument[0], getattr(torch, argument[1])
+        if dtype is torch.uint8:  # pixels
+            return torch.randint(256, shape, generator=generator, dtype=dtype)
+        if dtype.is_floating_point or dtype.is_complex:
+            return torch.randn(shape, generator=generator, dtype=dtype)
+        return torch.zeros(shape, dtype=dtype)
+    shape, dtype = argument["shape"], getattr(torch, argument["dtype"])
+    if "values" in argument:
+        return torch.tensor(argument["values"]).to(dtype).reshape(shape)
+    high = argument["high"] + 1
+    return torch.randint(argument["low"], high, shape, generator=generator).to(dtype)
