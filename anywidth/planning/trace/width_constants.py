@@ -7,7 +7,7 @@ they must follow, or what they scale is too large or too small. A rehearsal tell
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,9 @@ from anywidth.planning.trace.solver import Pieces, TracedAxis
 from anywidth.planning.trace.trace_findings import WidthConstant
 from anywidth.planning.trace.value import Traced
 
-POWERS = (1.0, -1.0, 0.5, -0.5)
+ROOTS = (0.5, -0.5)
+# Of channels that were summed over, their mean.
+MEANS = (1.0, -1.0)
 # Of fewer channels, powers are numbers that mean anything.
 FEWEST = 8
 # How far back a sum or product may lie.
@@ -38,8 +40,11 @@ def look_for_constant(cursor: Cursor, values: dict[Node, Any]) -> None:
         number, tolerance, name = _held_number(cursor, node, values)
     if number is None or number <= 0:
         return
+    own = cursor.solver.variables(_axes(node, values))
     for axis in _related(node, values):
-        power = _power(number, cursor.solver.size(axis), tolerance)
+        is_summed = own.isdisjoint(cursor.solver.variables([axis]))
+        powers = ROOTS + MEANS if is_summed else ROOTS
+        power = _power(number, cursor.solver.size(axis), powers, tolerance)
         if power is None or not _is_open(cursor, axis):
             continue
         if name is not None:
@@ -122,10 +127,10 @@ def _axes(node: Node, values: dict[Node, Any]) -> list[Pieces]:
     return [a for a in value.axes if a is not None] if isinstance(value, Traced) else []
 
 
-def _power(number: float, size: int, tolerance: float) -> float | None:
+def _power(number: float, size: int, powers: Sequence[float], tolerance: float) -> float | None:
     if size < FEWEST:
         return None
-    return next((p for p in POWERS if math.isclose(number, size**p, rel_tol=tolerance)), None)
+    return next((p for p in powers if math.isclose(number, size**p, rel_tol=tolerance)), None)
 
 
 def _is_open(cursor: Cursor, axis: TracedAxis) -> bool:
