@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import copy
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -361,6 +362,18 @@ class Plan:
 
     # ---- reading and writing ----------------------------------------------------------------
 
+    def elastic_share(self) -> float:
+        """The share of the multiply-adds that belong to layers which can narrow."""
+        whole = self.macs(self.full)
+        units = {name: g.channels // g.unit for name, g in self.groups.items()}
+        elastic = 0
+        for term in self.costs:
+            if any(self.can_narrow(group) for axis in term.axes for group, _ in axis):
+                elastic += term.factor * math.prod(
+                    sum(units[group] * per_unit for group, per_unit in axis) for axis in term.axes
+                )
+        return elastic / whole if whole else 0.0
+
     def elastic_layers(self) -> tuple[int, int]:
         """(layers whose whole output is elastic, all convolution and linear layers)."""
 
@@ -390,4 +403,5 @@ class Plan:
         low, high = self.widths.low, self.widths.high
         widths = dict.fromkeys(round(low + i * (high - low) / 3, 3) for i in (3, 2, 1, 0))
         costs = [(width, self.macs(self.resolve(width))) for width in widths]
-        return plan_to_text(self.groups.values(), self.elastic_layers(), self.notes, costs)
+        elastic = (*self.elastic_layers(), self.elastic_share())
+        return plan_to_text(self.groups.values(), elastic, self.notes, costs)

@@ -9,13 +9,17 @@ from anywidth.planning.parts import ChannelGroup
 
 def plan_to_text(
     groups: Iterable[ChannelGroup],
-    elastic_layers: tuple[int, int],
+    elastic: tuple[int, int, float],
     notes: Sequence[str],
     macs: Sequence[tuple[float, int]],
 ) -> str:
     """The groups with their layers and reasons to be fixed, and multiply-adds at a few widths."""
-    elastic, layers = elastic_layers
-    lines = [f"{elastic} of {layers} convolution and linear layers have an elastic output", ""]
+    narrow, layers, share = elastic
+    lines = [
+        f"{narrow} of {layers} layers have an elastic output; "
+        f"{share:.0%} of the multiply-adds narrow",
+        "",
+    ]
     rows = [("group", "channels", "made by", "read by", "")]
     for group in groups:
         size = str(group.channels) + (f" by {group.unit}" if group.unit > 1 else "")

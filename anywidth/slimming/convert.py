@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,6 +37,7 @@ def slimmable(
     average_outputs: bool = False,
     verified: bool = True,
     strict: bool = False,
+    allow_fixed: bool = False,
 ) -> nn.Module:
     """Makes every layer of a network able to run on the first of its channels; returns it.
 
@@ -53,6 +56,7 @@ def slimmable(
             scaled.
         verified: after converting, run some widths and compare the sliced network with the
             extracted one. A group that fails is pinned at full size, with a note in the plan.
+        allow_fixed: convert a network of which nothing can narrow, too.
         strict: raise instead of pinning.
 
     If anything fails the network is left as it was.
@@ -89,6 +93,7 @@ def slimmable(
         if verified:
             with buffers_kept(model):
                 verify(model, strict=strict, example_input=example_input)
+        _check_elastic(type(model).__name__, plan, allow_fixed)
         _track_ends(model)
         plan._is_applied, plan.given = True, None
     except BaseException:
@@ -167,6 +172,29 @@ def track_statistics(model: nn.Module, width: Width) -> None:
     with at_width(model, width):
         for norm, record in norm_records(model).items():
             record.bank.setdefault(config, new_statistics(norm, label))
+
+
+def _check_elastic(name: str, plan: Plan, allow_fixed: bool) -> None:
+    """Says so if little of a network narrows, and why."""
+    share = plan.elastic_share()
+    if allow_fixed or share >= 0.5:
+        return
+    layers = Counter[str]()
+    for group in plan.groups.values():
+        if group.fixed is not None:
+            layers[group.fixed] += len(group.makers)
+    why = "; ".join(f"{count} layers: {reason}" for reason, count in layers.most_common(3))
+    if not plan.elastic():
+        raise AnywidthError(
+            f"nothing of {name} can narrow ({why}). print(anywidth.plan(model, example_input)) "
+            "lists all; pass allow_fixed=True to convert it all the same"
+        )
+    if plan.costs:
+        warnings.warn(
+            f"{share:.0%} of the multiply-adds of {name} narrow with the width ({why}). "
+            "print(anywidth.plan_of(model)) lists all",
+            stacklevel=3,
+        )
 
 
 def _check_fits(model: nn.Module, plan: Plan) -> None:

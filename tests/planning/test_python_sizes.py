@@ -114,7 +114,7 @@ def test_a_reshape_is_checked_again_once_an_attribute_follows() -> None:
     x = torch.randn(IMAGE)
     with pytest.raises(aw.AnywidthError, match="reshapes"):
         convert(AttributeInTheReshape(), x, aw.WidthRange(0.25, 1.0, divisor=8))
-    model = aw.slimmable(AttributeInTheReshape(), example_input=x)
+    model = aw.slimmable(AttributeInTheReshape(), example_input=x, allow_fixed=True)
     assert aw.plan_of(model).elastic_layers() == (0, 2)
     assert any("stem" in note for note in aw.plan_of(model).notes)
     assert_is_the_masked_network(model, x)

@@ -220,7 +220,9 @@ def test_weights_that_hooks_compute_can_be_extracted_in_training(kind: str) -> N
         nn.utils.spectral_norm(hooked)
     else:
         prune.l1_unstructured(hooked, "weight", 0.3)
-    model = convert(nn.Sequential(nn.Conv2d(3, 16, 1), hooked, nn.Conv2d(16, 4, 1)), x)
+    model = convert(
+        nn.Sequential(nn.Conv2d(3, 16, 1), hooked, nn.Conv2d(16, 4, 1)), x, allow_fixed=True
+    )
     loss = model.train()(x).sum()
     small = extract_quietly(model, 0.5).eval()
     loss.backward()  # through what extracting has left as it was
@@ -292,7 +294,7 @@ UNFOLDABLE = {
 
 @pytest.mark.parametrize("name", UNFOLDABLE)
 def test_what_cannot_be_folded_is_left_as_it_is(name: str) -> None:
-    model = convert(UNFOLDABLE[name], torch.randn(IMAGE))
+    model = convert(UNFOLDABLE[name], torch.randn(IMAGE), allow_fixed=True)
     x = torch.randn(IMAGE)
     stir(model, (x,))
     model.eval()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from torch.fx import Node
@@ -96,7 +96,7 @@ def build_plan(found: Findings) -> tuple[Plan, Guesses]:
             for name, (axis, power) in found.scales.items()
             if (segments := axis_of(axis)) is not None
         },
-        outputs={maker.layer: axis_of(maker.axis) for maker in found.makers},
+        outputs=_outputs((maker.layer, axis_of(maker.axis)) for maker in found.makers),
         folds=list(found.folds),
         notes=_notes(found),
     )
@@ -115,6 +115,14 @@ def build_plan(found: Findings) -> tuple[Plan, Guesses]:
         if axis_of(c.axis) is not None
     ]
     return plan, guesses
+
+
+def _outputs(made: Iterable[tuple[str, Axis]]) -> dict[str, Axis]:
+    """What each layer makes: of several axes, one that narrows."""
+    outputs: dict[str, Axis] = {}
+    for layer, axis in made:
+        outputs[layer] = outputs.get(layer) or axis
+    return outputs
 
 
 def _notes(found: Findings) -> list[str]:

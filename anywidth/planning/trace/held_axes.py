@@ -26,7 +26,7 @@ def add_tensors(found: Findings, exports: Exports) -> None:
                 found.solver.new(n, why) if n > 1 and (name, i) not in known.positions else None
                 for i, n in enumerate(shape)
             )
-            found.tensors[name] = Traced(shape, axes, name)
+            found.tensors[name] = Traced(shape, axes, name, source=name)
 
 
 def tie_attention(found: Findings) -> None:

@@ -135,10 +135,10 @@ class Findings:
         self.buffers = {name for name, _ in self.known.model.named_buffers()}
 
     def is_parameter(self, value: Any) -> bool:
-        """Whether a value is a parameter of the network; not a buffer, nor computed."""
-        is_held = isinstance(value, Traced) and value.name is not None
-        return is_held and value.name not in self.buffers
+        """Whether a value is a parameter or a view of one; not a buffer, nor computed."""
+        is_held = isinstance(value, Traced) and value.source is not None
+        return is_held and value.source not in self.buffers
 
     def is_constant(self, value: Traced) -> bool:
-        """Whether a tensor is a buffer, and not computed from anything else."""
-        return value.name in self.buffers
+        """Whether a tensor is a buffer or a view of one, and not computed from anything else."""
+        return value.source in self.buffers

@@ -15,12 +15,13 @@ class Traced:
     """A tensor of the exported graph: its full shape, and what each of its axes is made of.
 
     `name` is that of the parameter or buffer that it is; under weight norm, of its magnitude,
-    which scales it as a whole.
+    which scales it as a whole. `source` is that of the one that it is, or is a view of.
     """
 
     shape: tuple[int, ...]
     axes: tuple[TracedAxis, ...]
     name: str | None = None
+    source: str | None = None
 
 
 def shape_of(value: Any) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +20,9 @@ from anywidth.planning.trace.nodes import (
     region_of,
     shapes_of,
 )
-from anywidth.planning.trace.rules.table import MAKERS, RULES
+from anywidth.planning.trace.rules.table import MAKERS, RULES, VIEWS
 from anywidth.planning.trace.trace_findings import Findings
-from anywidth.planning.trace.value import as_constant
+from anywidth.planning.trace.value import Traced, as_constant
 from anywidth.planning.trace.width_constants import look_for_constant
 
 
@@ -96,6 +97,8 @@ class Walk:
         bound = {a.name: a.default_value for a in names if a.has_default_value()}
         bound |= {a.name: value for a, value in zip(names, arguments, strict=False)}
         result = RULES[op](cursor, SimpleNamespace(**(bound | keywords)))
+        if op in VIEWS and isinstance(arguments[0], Traced):
+            result = replace(result, source=arguments[0].source)
         self.values[node] = result
         look_for_constant(cursor, self.values)
         return result

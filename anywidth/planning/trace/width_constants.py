@@ -101,12 +101,12 @@ def _held_number(
         value = values.get(factor)
         if not isinstance(value, Traced) or not cursor.found.is_constant(value) or value.shape:
             continue
-        assert value.name is not None
-        path, _, key = value.name.rpartition(".")
+        assert value.source is not None
+        path, _, key = value.source.rpartition(".")
         held = getattr(cursor.found.known.model.get_submodule(path), key)
         if held.is_floating_point() and not held.is_meta:
             is_short = held.dtype in (torch.float16, torch.bfloat16)
-            return float(held), 1e-2 if is_short else 1e-6, value.name
+            return float(held), 1e-2 if is_short else 1e-6, value.source
     return None, 0, None
 
 

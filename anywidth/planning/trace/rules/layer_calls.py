@@ -180,7 +180,7 @@ def weight_norm(cursor: Cursor, a: Arguments) -> Traced:
     for size, g, v in zip(a.g.shape, a.g.axes, a.v.axes, strict=len(a.g.shape) > 0):
         if size > 1:
             cursor.unify(g, v)
-    return Traced(a.v.shape, a.v.axes, name=a.g.name)
+    return Traced(a.v.shape, a.v.axes, name=a.g.name, source=a.g.name)
 
 
 def recurrent(cursor: Cursor, a: Arguments) -> Any:

@@ -37,10 +37,17 @@ def _leading(value: Traced) -> Traced:
 def _weigh(
     cursor: Cursor, factor: Traced, made: Sequence[TracedAxis], summed: Sequence[TracedAxis]
 ) -> None:
-    """Reports the axes that a factor makes and sums over, if it is a parameter."""
-    if cursor.found.is_parameter(factor):
-        cursor.found.made += made
-        cursor.found.summed += summed
+    """Reports the axes that a factor makes and sums over, if it is a parameter: a layer then."""
+    if not cursor.found.is_parameter(factor):
+        return
+    path, _, key = str(factor.source).rpartition(".")
+    layer = path if path and key == "weight" else str(factor.source)
+    if len(factor.shape) > 1:
+        cursor.found.readers += [(layer, axis) for axis in summed]
+        for axis in made:
+            cursor.make(layer, axis, factor, can_fold=False)
+    cursor.found.made += made
+    cursor.found.summed += summed
 
 
 def addmm(cursor: Cursor, a: Arguments) -> Traced:
@@ -63,7 +70,7 @@ def einsum(cursor: Cursor, a: Arguments) -> Traced:
                 sizes[letter] = size
     for term, tensor in zip(terms, a.tensors, strict=True):
         own = [axes[letter] for letter in term if left.count(letter) == 1]
-        _weigh(cursor, tensor, own, [axes[letter] for letter in term])
+        _weigh(cursor, tensor, own, [axes[letter] for letter in term if letter not in right])
     for letters in _products(terms, right):
         cursor.count(Traced((), ()), [(sizes[x], axes[x]) for x in letters])
     return cursor.output([axes[letter] for letter in right])

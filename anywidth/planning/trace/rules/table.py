@@ -40,8 +40,22 @@ PRODUCTS: dict[str, Rule] = {
     **_rows(layer_calls.recurrent, "gru lstm rnn_tanh rnn_relu"),
 }
 
+# Operations that give the tensor they take, in another shape.
+VIEWS: dict[str, Rule] = {
+    **_rows(
+        reshapes.view, "view reshape flatten unflatten _unsafe_view squeeze view_as reshape_as"
+    ),
+    **_rows(reshapes.permute, "permute"),
+    **_rows(reshapes.transpose, "transpose swapaxes swapdims mT adjoint"),
+    **_rows(reshapes.reverse_dims, "t numpy_T"),
+    **_rows(reshapes.movedim, "movedim moveaxis"),
+    **_rows(reshapes.unsqueeze, "unsqueeze"),
+    **_rows(repeats.expand, "expand expand_as broadcast_to"),
+}
+
 RULES: dict[str, Rule] = {
     **PRODUCTS,
+    **VIEWS,
     **_rows(layer_calls.batch_norm, "batch_norm instance_norm"),
     **_rows(layer_calls.layer_norm, "layer_norm rms_norm"),
     **_rows(layer_calls.group_norm, "group_norm"),
@@ -96,15 +110,6 @@ RULES: dict[str, Rule] = {
     ),
     **_rows(elementwise.unpool, "max_unpool2d max_unpool3d"),
     **_rows(elementwise.grid_sample, "grid_sampler"),
-    **_rows(
-        reshapes.view, "view reshape flatten unflatten _unsafe_view squeeze view_as reshape_as"
-    ),
-    **_rows(reshapes.permute, "permute"),
-    **_rows(reshapes.transpose, "transpose swapaxes swapdims mT adjoint"),
-    **_rows(reshapes.reverse_dims, "t numpy_T"),
-    **_rows(reshapes.movedim, "movedim moveaxis"),
-    **_rows(reshapes.unsqueeze, "unsqueeze"),
-    **_rows(repeats.expand, "expand expand_as broadcast_to"),
     **_rows(repeats.broadcast, "broadcast_tensors"),
     **_rows(repeats.repeat, "repeat tile"),
     **_rows(repeats.repeat_interleave, "repeat_interleave"),

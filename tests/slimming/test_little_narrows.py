@@ -1,0 +1,88 @@
+"""A network of which little or nothing narrows says so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from agreement import assert_agrees, convert
+from torch import Tensor, nn
+
+import anywidth as aw
+
+
+class Sorted(nn.Module):
+    """Sorting fixes the channels; a second, elastic branch may lie beside it."""
+
+    def __init__(self, beside: int = 0) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(8, 64), nn.Linear(64, 4)
+        self.beside = nn.Sequential(nn.Linear(8, beside), nn.Linear(beside, 4)) if beside else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.head(self.stem(x).sort(1).values)
+        return y if self.beside is None else y + self.beside(x)
+
+
+x = torch.randn(2, 8)
+
+
+def test_a_network_that_cannot_narrow_is_refused() -> None:
+    model = Sorted()
+    with pytest.raises(aw.AnywidthError, match="sort"):
+        aw.slimmable(model, example_input=x)
+    assert type(model.stem) is nn.Linear
+    aw.slimmable(model, example_input=x, allow_fixed=True)
+    assert aw.macs(model, 0.25) == aw.macs(model, 1.0)
+
+
+def test_a_network_that_hardly_narrows_warns() -> None:
+    with pytest.warns(UserWarning, match="33%"):
+        model = aw.slimmable(Sorted(beside=32), example_input=x)
+    assert aw.plan_of(model).elastic_share() == pytest.approx(1 / 3)
+    assert_agrees(model, x)
+
+
+def test_a_network_that_narrows_for_the_most_part_is_quiet() -> None:
+    model = aw.slimmable(Sorted(beside=128), example_input=x)
+    assert aw.plan_of(model).elastic_share() == pytest.approx(2 / 3)
+    assert "67%" in str(aw.plan_of(model))
+
+
+def test_groups_pinned_by_the_user_are_no_news() -> None:
+    plan = aw.plan(Sorted(beside=128), x)
+    plan.pin("beside.0")
+    with pytest.raises(aw.AnywidthError, match="pinned"):
+        aw.slimmable(Sorted(beside=128), plan)
+
+
+class Multiplied(nn.Module):
+    """Layers that are parameters: as GPT-2's, as a product, as experts in a batch."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 32) / 3)
+        self.bias, self.kind = nn.Parameter(torch.randn(32)), kind
+        self.experts = nn.Parameter(torch.randn(3, 8, 32) / 3)
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = {
+            "addmm": lambda: torch.addmm(self.bias, x, self.weight),
+            "matmul": lambda: x @ self.weight,
+            "from_the_left": lambda: (self.weight.mT @ x.mT).mT,
+            "einsum": lambda: torch.einsum("bi,io->bo", x, self.weight),
+            "bmm": lambda: torch.bmm(x.expand(3, -1, -1), self.experts).mean(0),
+        }[self.kind]()
+        return self.head(y)
+
+
+@pytest.mark.parametrize("kind", ["addmm", "matmul", "from_the_left", "einsum", "bmm"])
+def test_products_with_parameters_count_as_layers(kind: str) -> None:
+    model = convert(Multiplied(kind), x)
+    plan = aw.plan_of(model)
+    assert plan.elastic_layers() == (1, 2)
+    name = "experts" if kind == "bmm" else "weight"
+    assert plan.group_of(name).channels == 32
+    assert plan.group_read_by("head").name == name
+    assert aw.macs(model, 0.5) < aw.macs(model, 1.0)
+    assert_agrees(model, x)
