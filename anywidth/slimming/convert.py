@@ -177,7 +177,7 @@ def track_statistics(model: nn.Module, width: Width) -> None:
 def _check_elastic(name: str, plan: Plan, allow_fixed: bool) -> None:
     """Says so if little of a network narrows, and why."""
     share = plan.elastic_share()
-    if allow_fixed or share >= 0.5:
+    if allow_fixed or share >= 0.5 or plan.widths.low == plan.widths.high:
         return
     layers = Counter[str]()
     for group in plan.groups.values():

@@ -50,21 +50,35 @@ def look_for_constant(cursor: Cursor, values: dict[Node, Any]) -> None:
         if name is not None:
             cursor.found.scales[name] = (axis, power)
         else:
-            _report(cursor, WidthConstant(node, cursor.place, number, axis, power))
+            constant = WidthConstant(node, cursor.place, number, axis, power)
+            _report(cursor, constant, is_explained=_stays_anyway(cursor, constant, values))
         return
 
 
-def _report(cursor: Cursor, constant: WidthConstant) -> None:
+def _report(cursor: Cursor, constant: WidthConstant, is_explained: bool) -> None:
     """Has a number rehearsed; if it stayed before, together with an attribute that it may be of."""
     times = cursor.misreading.times if cursor.misreading else 0
     attributes = list(_attributes(cursor, constant))
     if times > len(attributes):
-        cursor.found.staying.append(constant)
+        if not is_explained:
+            cursor.found.staying.append(constant)
         return
     cursor.found.constants.append(constant)
     if times > 0:
         path, name, whole, power = attributes[times - 1]
         cursor.bind(path, name, constant.axis, power=power, whole=whole)
+
+
+def _stays_anyway(cursor: Cursor, constant: WidthConstant, values: dict[Node, Any]) -> bool:
+    """Whether an axis that never narrows has the size too: the number may well be of that one."""
+    read = [values.get(node) for node in (constant.node, *constant.node.all_input_nodes)]
+    size = cursor.solver.size(constant.axis)
+    return any(
+        axis is None and length == size
+        for value in read
+        if isinstance(value, Traced)
+        for length, axis in zip(value.shape, value.axes, strict=True)
+    )
 
 
 def _attributes(
