@@ -1,4 +1,4 @@
-"""What is active of a tensor, and the name under which a converted module keeps it."""
+"""The active part of a tensor, and the name under which a converted module keeps it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from anywidth.planning.groups import Axis, Plan
 from anywidth.width import ChannelConfig
 
-# What is active along an axis: the first so many entries, or (start, length) stretches.
+# The active part of an axis: the number of first entries, or (start, length) stretches.
 Cut = int | tuple[tuple[int, int], ...]
 
 RECORD = "_anywidth"
@@ -23,12 +23,12 @@ def cut(plan: Plan, axis: Axis, config: ChannelConfig) -> Cut:
 
 
 def cut_size(cut: Cut) -> int:
-    """How many entries a cut keeps."""
+    """The number of entries that a cut keeps."""
     return cut if isinstance(cut, int) else sum(length for _, length in cut)
 
 
 def take(tensor: Tensor, axis: int, cut: Cut) -> Tensor:
-    """The active entries of one axis: a view where they are the first ones."""
+    """The active entries of one axis; a view if they are the first ones."""
     if isinstance(cut, int):
         return tensor if cut == tensor.shape[axis] else tensor.narrow(axis, 0, cut)
     return torch.cat([tensor.narrow(axis, start, length) for start, length in cut], axis)

@@ -1,18 +1,20 @@
-"""The arguments that a plan was made with: how it keeps them, and how they are made again."""
+"""The arguments that a plan was made with: how they are saved and made again."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from anywidth.errors import AnywidthError
+from anywidth.planning.call_arguments import positional_arguments
 from anywidth.planning.groups import Plan
 from anywidth.planning.parts import Example
 
-# Whole numbers, often indices, are kept if there are no more; else their range.
+# At most this many whole numbers, often indices, are saved; of more, only their range.
 MOST_VALUES = 4096
 
 
@@ -29,16 +31,32 @@ def described(argument: Any) -> Example:
         return {"shape": shape, "dtype": dtype, **ends}
     if argument is None or isinstance(argument, bool | int | float | str):
         return {"value": argument}
+    if isinstance(argument, list | tuple):
+        items = [described(item) for item in argument]
+        if not any(isinstance(item, dict) and item.keys() & {"type", "items"} for item in items):
+            return {"items": items}
     return {"type": type(argument).__name__}
+
+
+def is_images(argument: Any) -> TypeGuard[Sequence[Tensor]]:
+    """Whether an argument is a list of images, which is how detectors take a batch."""
+    is_list = isinstance(argument, list | tuple) and len(argument) > 0
+    return is_list and all(isinstance(x, Tensor) and x.dim() == 3 for x in argument)
+
+
+def number_of_examples(inputs: tuple[Any, ...]) -> int:
+    """The batch size: the first dimension of the first tensor."""
+    tensors = [x for x in tree_leaves(inputs) if isinstance(x, Tensor) and x.dim() > 0]
+    return int(tensors[0].shape[0]) if tensors else 1
 
 
 def example_inputs(model: nn.Module, plan: Plan, given: Any = None) -> tuple[Any, ...]:
     """Arguments to run the network with: those given, the plan's own, or some like them.
 
-    The plan's are of the network's own precision, to which it may have been cast since.
+    The plan's arguments get the network's current precision.
     """
     if given is not None:
-        return given if isinstance(given, tuple) else (given,)
+        return positional_arguments(model, given)
     first = next(iter(model.parameters()), None)
     device = first.device if first is not None else torch.device("cpu")
 
@@ -60,11 +78,13 @@ def _made(argument: Example, name: str, generator: torch.Generator) -> Any:
     """An argument like the one that was described; floats are random."""
     if isinstance(argument, dict) and "value" in argument:
         return argument["value"]
+    if isinstance(argument, dict) and "items" in argument:
+        return [_made(item, name, generator) for item in argument["items"]]
     if isinstance(argument, dict) and "type" in argument:
         raise AnywidthError(
             f"{name} was a {argument['type']} in the plan's example, and a saved plan keeps only "
-            "tensors, numbers and text: pass slimmable(..., example_input=(...)) the arguments; "
-            "latency cannot be measured"
+            "tensors, numbers, text and lists of these: pass slimmable(..., example_input=(...)) "
+            "the arguments; latency cannot be measured"
         )
     if not isinstance(argument, dict):
         shape, dtype = argument[0], getattr(torch, argument[1])

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from anywidth.errors import AnywidthError
+from anywidth.planning.group_roles import groups_with_roles
 from anywidth.planning.parts import AttributeSlot, Axis, ChannelGroup, CostTerm, Example, Segment
+from anywidth.planning.plan_checks import check_consistent
 from anywidth.planning.plan_json import fields_from_json, fields_to_json
 from anywidth.planning.plan_text import plan_to_text
 from anywidth.width import ChannelConfig, Width, WidthRange, checked_divisor, whole_number
@@ -43,6 +45,7 @@ class Plan:
         rehearsed: whether reshapes that the graph leaves open were checked at another width.
         example: the arguments the plan was made with: for tensors, the shape and dtype.
         notes: remarks for the reader about how the plan was made.
+        parts: names of the modules that alone were planned; none if the whole network was.
         widths: the range and divisor that `resolve` uses.
         given: the arguments themselves, until the plan is saved or a network converted with it.
     """
@@ -62,6 +65,7 @@ class Plan:
     rehearsed: bool = False
     example: list[Example] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    parts: list[str] = field(default_factory=list)
     widths: WidthRange = field(default_factory=WidthRange)
     given: tuple[Any, ...] | None = field(default=None, repr=False, compare=False)
     _is_applied: bool = field(default=False, init=False, repr=False, compare=False)
@@ -159,9 +163,9 @@ class Plan:
         return self.resolve(self.widths.low)
 
     def fraction(self, config: ChannelConfig) -> float:
-        """The share of the channels that can narrow which a configuration has.
+        """The share of the elastic channels that are active in a configuration.
 
-        Of the two ends of the range, their width itself.
+        At both ends of the range it is the width itself.
         """
         if config in (self.widest, self.narrowest):
             return self.widths.high if config == self.widest else self.widths.low
@@ -329,6 +333,29 @@ class Plan:
         checked = checked_divisor(divisor, f"group {name!r}")
         self.groups[name] = replace(self.group(name), divisor=checked)
 
+    def only(self, *roles: str) -> None:
+        """Narrow only the groups that have these roles; all others keep their full size.
+
+        The trace knows the role of a group from what makes and reads it:
+
+        - `"mlp"`: channels inside a residual branch, such as an MLP's intermediate size. A network
+          in which these alone narrow is a MatFormer;
+        - `"heads"`: channels of attention, narrowed by whole heads;
+        - `"hidden"`: channels of the residual itself.
+
+        If channels have two roles because the network's code gives both one size, name both. Roles
+        are known for networks with attention.
+
+        Example:
+            >>> plan = anywidth.plan(decoder, tokens)
+            >>> plan.only("mlp")
+        """
+        self._check_editable()
+        kept = groups_with_roles(self.groups, roles)
+        for name in set(self.groups) - kept:
+            if self.groups[name].fixed is None:
+                self.pin(name, f"only {' and '.join(roles)} narrow")
+
     def copy(self) -> Plan:
         """A copy that can be edited, also if this is the plan of a converted network."""
         same = copy.deepcopy(self, {id(self.given): self.given})
@@ -397,7 +424,10 @@ class Plan:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Plan:
-        return Plan(**fields_from_json(data))
+        """A plan from the data of `to_json`; raises if anything in it is damaged."""
+        found = Plan(**fields_from_json(data))
+        check_consistent(found)
+        return found
 
     def __str__(self) -> str:
         low, high = self.widths.low, self.widths.high

@@ -21,7 +21,8 @@ Axis = tuple[Segment, ...] | None
 
 
 # An argument of the network in a plan: a tensor's shape and dtype, as a dict if the values or the
-# range of its integers are kept too; {"value": ...} for a number, text or None; {"type": ...} else.
+# range of its integers are kept too; {"value": ...} for a number, text or None; {"items": [...]}
+# for a list of these; {"type": ...} for anything else.
 Example = tuple[tuple[int, ...], str] | dict[str, Any]
 
 
@@ -40,6 +41,8 @@ class ChannelGroup:
         tied: (other group, multiple): this group has `multiple` times the other's channels.
         makers: layers whose output these channels are.
         readers: layers that read them as input.
+        roles: the group's part in a network with residuals, of "hidden", "heads" and "mlp";
+            `anywidth.Plan.only` explains them.
     """
 
     name: str
@@ -50,6 +53,7 @@ class ChannelGroup:
     tied: tuple[str, int] | None = None
     makers: tuple[str, ...] = ()
     readers: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
 
     def round(self, channels: float, divisor: int) -> int:
         """The nearest allowed number of channels; the full number is never rounded."""

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from anywidth.errors import AnywidthError
-from anywidth.planning.parts import AttributeSlot, Axis, ChannelGroup, CostTerm, Segment
+from anywidth.json_values import (
+    checksum_of,
+    flag,
+    listed,
+    mapped,
+    number,
+    optional,
+    record,
+    refuse,
+    row,
+    text,
+    whole,
+)
+from anywidth.planning.parts import AttributeSlot, Axis, ChannelGroup, CostTerm, Example, Segment
 from anywidth.width import WidthRange
 
 VERSION = 1
+_CHECKSUM = "sha256"
+_AGAIN = "Make it again with anywidth.plan(model, example_input)"
 
 
 def fields_to_json(plan: Mapping[str, Any]) -> dict[str, Any]:
     """Data for `json.dump`, from the fields of a plan by name."""
     widths: WidthRange = plan["widths"]
-    return {
+    data = {
         "version": VERSION,
         "widths": [widths.low, widths.high, widths.divisor],
         "groups": [_group_to_json(group) for group in plan["groups"].values()],
@@ -41,61 +59,44 @@ def fields_to_json(plan: Mapping[str, Any]) -> dict[str, Any]:
         "activations": [list(pair) for pair in plan["activations"]],
         "prologues": [list(chain) for chain in plan["prologues"]],
         "rehearsed": plan["rehearsed"],
-        "example": [{**x} if isinstance(x, dict) else [list(x[0]), x[1]] for x in plan["example"]],
+        "example": [_example_to_json(one) for one in plan["example"]],
         "notes": list(plan["notes"]),
+        "parts": list(plan["parts"]),
     }
+    return {**data, _CHECKSUM: checksum_of(data)}
 
 
 def fields_from_json(data: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a plan by name; raises if the data is not a plan."""
     version = data.get("version") if isinstance(data, Mapping) else None
-    if version != VERSION:
+    if version != VERSION or isinstance(version, bool):
         raise AnywidthError(
             f"plan of version {version!r}: expected version {VERSION}, as plan.to_json() of this "
             "version of anywidth writes it"
         )
+    given = {name: value for name, value in data.items() if name != "version"}
     try:
-        groups = [_group_from_json(group) for group in data["groups"]]
-        return {
-            "groups": {group.name: group for group in groups},
-            "tensors": {
-                name: tuple(_axis_from_json(axis) for axis in tensor["axes"])
-                for name, tensor in data["tensors"].items()
-            },
-            "shapes": {name: tuple(tensor["shape"]) for name, tensor in data["tensors"].items()},
-            "parameters": tuple(data["parameters"]),
-            "attributes": [
-                AttributeSlot(module, attribute, _axis_from_json(axis) or (), *rest)
-                for module, attribute, axis, *rest in data["attributes"]
-            ],
-            "costs": [
-                CostTerm(layer, factor, tuple(_axis_from_json(axis) or () for axis in axes))
-                for layer, factor, axes in data["costs"]
-            ],
-            "inputs": dict(data["inputs"]),
-            "scales": {
-                name: (_axis_from_json(axis) or (), power)
-                for name, (axis, power) in data.get("scales", {}).items()
-            },
-            "outputs": {layer: _axis_from_json(a) for layer, a in data["outputs"].items()},
-            "folds": [(layer, norm) for layer, norm in data["folds"]],
-            "activations": [(norm, module) for norm, module in data.get("activations", ())],
-            "prologues": [
-                (norm, module, convolution)
-                for norm, module, convolution in data.get("prologues", ())
-            ],
-            "rehearsed": bool(data.get("rehearsed", False)),
-            "example": [
-                dict(x) if isinstance(x, Mapping) else (tuple(x[0]), x[1]) for x in data["example"]
-            ],
-            "notes": list(data["notes"]),
-            "widths": WidthRange(*data["widths"]),
-        }
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        found = _PLAN(given, "")
+    except AnywidthError as error:
+        raise AnywidthError(f"damaged plan: {error}. {_AGAIN}") from error
+    expected = found.pop(_CHECKSUM)
+    if expected not in (None, checksum_of({n: v for n, v in data.items() if n != _CHECKSUM})):
         raise AnywidthError(
-            f"damaged plan: {type(error).__name__}: {error}. "
-            "Make it again with anywidth.plan(model, example_input)"
-        ) from error
+            f"damaged plan: it does not match its checksum. {_AGAIN}; if it was edited on purpose, "
+            f"remove its {_CHECKSUM!r}"
+        )
+    names = [group.name for group in found["groups"]]
+    if len(set(names)) < len(names):
+        raise AnywidthError(f"damaged plan: two groups have one name. {_AGAIN}")
+    tensors = found.pop("tensors")
+    return {
+        **found,
+        "groups": dict(zip(names, found["groups"], strict=True)),
+        "tensors": {name: tuple(tensor["axes"]) for name, tensor in tensors.items()},
+        "shapes": {name: tuple(tensor["shape"]) for name, tensor in tensors.items()},
+        "parameters": tuple(found["parameters"]),
+        "widths": WidthRange(*found["widths"]),
+    }
 
 
 def _group_to_json(group: ChannelGroup) -> dict[str, Any]:
@@ -108,22 +109,141 @@ def _group_to_json(group: ChannelGroup) -> dict[str, Any]:
         "tied": None if group.tied is None else list(group.tied),
         "makers": list(group.makers),
         "readers": list(group.readers),
+        "roles": list(group.roles),
     }
-
-
-def _group_from_json(data: Mapping[str, Any]) -> ChannelGroup:
-    tied = data["tied"]
-    lists = {
-        "tied": None if tied is None else (tied[0], tied[1]),
-        "makers": tuple(data["makers"]),
-        "readers": tuple(data["readers"]),
-    }
-    return ChannelGroup(**{**data, **lists})
 
 
 def _axis_to_json(axis: Axis) -> list[list[Any]] | None:
     return None if axis is None else [[s.group, s.per_unit] for s in axis]
 
 
-def _axis_from_json(axis: list[list[Any]] | None) -> Axis:
-    return None if axis is None else tuple(Segment(group, per_unit) for group, per_unit in axis)
+def _example_to_json(one: Example) -> Any:
+    if not isinstance(one, dict):
+        return [list(one[0]), one[1]]
+    if "items" in one:
+        return {"items": [_example_to_json(item) for item in one["items"]]}
+    return {**one}
+
+
+# ---- the schema ---------------------------------------------------------------------------------
+
+_names = listed(text)
+_pair = row(text, text)
+_segment = row(text, whole(1))
+_group_fields = record(
+    {
+        "name": text,
+        "channels": whole(1),
+        "unit": whole(1),
+        "divisor": optional(whole(1)),
+        "fixed": optional(text),
+        "tied": optional(row(text, whole(1))),
+        "makers": _names,
+        "readers": _names,
+        "roles": _names,
+    },
+    # Files of older versions lack these.
+    {"roles": []},
+)
+# A larger example would not be made in any memory.
+_MOST_ENTRIES = 2**31
+
+
+def _group(value: Any, at: str) -> ChannelGroup:
+    found = _group_fields(value, at)
+    lists = {name: tuple(found[name]) for name in ("makers", "readers", "roles")}
+    return ChannelGroup(**{**found, **lists})
+
+
+def _axis(value: Any, at: str) -> tuple[Segment, ...]:
+    return tuple(Segment(*one) for one in listed(_segment)(value, at))
+
+
+def _slot(value: Any, at: str) -> AttributeSlot:
+    """A row of six; files of older versions leave out the last ones."""
+    least, most = 3, 6
+    padded = [*value, *[None] * most][:most] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple) and not least <= len(value) <= most:
+        refuse(at, value, f"a list of {most}")
+    kinds = (text, text, _axis, optional(whole(0)), optional(number), optional(number))
+    return AttributeSlot(*row(*kinds)(padded, at))
+
+
+def _shape(value: Any, at: str) -> list[int]:
+    found = listed(whole(0))(value, at)
+    is_small = math.prod(found) <= _MOST_ENTRIES
+    return found if is_small else refuse(at, value, f"at most {_MOST_ENTRIES:,} entries")
+
+
+def _cost(value: Any, at: str) -> CostTerm:
+    layer, factor, axes = row(text, whole(0), listed(_axis))(value, at)
+    return CostTerm(layer, factor, tuple(axes))
+
+
+def _example(value: Any, at: str) -> Example:
+    """An argument as `described` has it."""
+    if isinstance(value, Mapping) and "items" in value:
+        return record({"items": listed(_single)})(value, at)
+    return _single(value, at)
+
+
+def _single(value: Any, at: str) -> Example:
+    if not isinstance(value, Mapping):
+        shape, dtype = row(_shape, _dtype)(value, at)
+        return tuple(shape), dtype
+    if "type" in value:
+        return record({"type": text})(value, at)
+    if "value" in value:
+        return record({"value": _plain})(value, at)
+    rest = {"values": listed(_plain)} if "values" in value else dict.fromkeys(("low", "high"), _int)
+    found = record({"shape": _shape, "dtype": _dtype, **rest})(value, at)
+    if "values" in found and len(found["values"]) != math.prod(found["shape"]):
+        refuse(at, found["values"], f"{math.prod(found['shape'])} values")
+    if "low" in found and found["low"] > found["high"]:
+        refuse(f"{at}.high", found["high"], f"at least {found['low']}")
+    return found
+
+
+_int = whole(-(2**63), 2**63 - 2)
+
+
+def _plain(value: Any, at: str) -> Any:
+    is_plain = value is None or isinstance(value, bool | int | float | str)
+    return value if is_plain else refuse(at, value, "a number, text or null")
+
+
+def _dtype(value: Any, at: str) -> str:
+    found = getattr(torch, value, None) if isinstance(value, str) else None
+    return value if isinstance(found, torch.dtype) else refuse(at, value, "a dtype, as float32")
+
+
+_PLAN = record(
+    {
+        "widths": row(number, number, whole(1)),
+        "groups": listed(_group),
+        "tensors": mapped(record({"shape": listed(whole(0)), "axes": listed(optional(_axis))})),
+        "parameters": _names,
+        "attributes": listed(_slot),
+        "costs": listed(_cost),
+        "inputs": mapped(whole(0)),
+        "scales": mapped(row(_axis, number)),
+        "outputs": mapped(optional(_axis)),
+        "folds": listed(_pair),
+        "activations": listed(_pair),
+        "prologues": listed(row(text, text, text)),
+        "rehearsed": flag,
+        "example": listed(_example),
+        "notes": _names,
+        "parts": _names,
+        _CHECKSUM: optional(text),
+    },
+    # Files of older versions lack these.
+    {
+        "scales": {},
+        "activations": [],
+        "prologues": [],
+        "rehearsed": False,
+        "parts": [],
+        _CHECKSUM: None,
+    },
+)

@@ -20,14 +20,17 @@ def plan_to_text(
         f"{share:.0%} of the multiply-adds narrow",
         "",
     ]
-    rows = [("group", "channels", "made by", "read by", "")]
+    rows = [["group", "channels", "role", "made by", "read by", ""]]
     for group in groups:
         size = str(group.channels) + (f" by {group.unit}" if group.unit > 1 else "")
-        rows.append((group.name, size, _few(group.makers), _few(group.readers), remark(group)))
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        cells = [group.name, size, ", ".join(group.roles), _few(group.makers)]
+        rows.append([*cells, _few(group.readers), remark(group)])
+    if not any(row[2] for row in rows[1:]):
+        rows = [[*row[:2], *row[3:]] for row in rows]
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True)]
-        lines.append("  ".join([*cells, row[4]]).rstrip())
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
     lines += [f"note: {note}" for note in notes]
     lines += ["", "width  multiply-adds"]
     lines += [f"{width:<5}  {count:,}" for width, count in macs]

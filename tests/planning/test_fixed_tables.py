@@ -140,3 +140,18 @@ def test_masks_of_weights_follow_them() -> None:
     model = convert(Masked(), torch.randn(2, 8))
     assert aw.extract(model, 0.25).mask.shape == (8, 8)
     assert_agrees(model, torch.randn(2, 8))
+
+
+def test_a_place_for_padding_hides_no_parts() -> None:
+    """As in tables that are sines and cosines but for a row of zeros."""
+    table = halves(torch.arange(float(SIDE * SIDE)), WIDTH)
+    table[1] = 0
+    model = convert(Placed(table), x)
+    assert aw.plan_of(model).elastic_layers() == (2, 3)
+    assert kept_columns(model, table) == [*range(16), *range(32, 48)]
+    assert_agrees(model, x)
+
+
+def test_a_table_of_zeros_has_no_parts_to_tell() -> None:
+    plan = aw.plan(Placed(torch.zeros(SIDE * SIDE, WIDTH)), x)
+    assert "table" in str(plan.group_of("stem").fixed)

@@ -47,8 +47,14 @@ class GroupsBesideTheBatch(Reshaping):
         return y.reshape(b * 8, c // 8, h, w).softmax(1).reshape(b, 8, c // 8, h, w).flatten(1, 2)
 
 
+class Shuffle(nn.Module):
+    def forward(self, y: Tensor, channels: int) -> Tensor:
+        b, _, h, w = y.shape
+        return y.view(b, 8, channels // 8, h, w).transpose(1, 2).reshape(b, channels, h, w)
+
+
 class AttributeInTheReshape(Reshaping):
-    """It runs once `channels` follows, which the rehearsal of the plan could not know."""
+    """Both reshapes are sized by an attribute of the module that calls the operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,6 +64,18 @@ class AttributeInTheReshape(Reshaping):
         b, _, h, w = y.shape
         z = y.view(b, 8, self.channels // 8, h, w).transpose(1, 2)
         return z.reshape(b, self.channels, h, w)
+
+
+class AttributeOfAnother(AttributeInTheReshape):
+    """It runs once `channels` follows, which the rehearsal of the plan could not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shuffle = Shuffle()
+
+    def middle(self, y: Tensor) -> Tensor:
+        shuffled: Tensor = self.shuffle(y, self.channels)
+        return shuffled
 
 
 class PiecesOfEight(Reshaping):
@@ -110,11 +128,18 @@ def test_the_groups_that_narrow_are_the_outer_ones() -> None:
     assert aw.plan_of(model).group_of("stem").unit == 8
 
 
+def test_the_attribute_that_sizes_a_reshape_is_found() -> None:
+    x = torch.randn(IMAGE)
+    model = convert(AttributeInTheReshape(), x, aw.WidthRange(0.25, 1.0, divisor=8))
+    assert aw.plan_of(model).elastic_layers() == (1, 2)
+    assert_is_the_masked_network(model, x)
+
+
 def test_a_reshape_is_checked_again_once_an_attribute_follows() -> None:
     x = torch.randn(IMAGE)
     with pytest.raises(aw.AnywidthError, match="reshapes"):
-        convert(AttributeInTheReshape(), x, aw.WidthRange(0.25, 1.0, divisor=8))
-    model = aw.slimmable(AttributeInTheReshape(), example_input=x, allow_fixed=True)
+        convert(AttributeOfAnother(), x, aw.WidthRange(0.25, 1.0, divisor=8))
+    model = aw.slimmable(AttributeOfAnother(), example_input=x, allow_fixed=True)
     assert aw.plan_of(model).elastic_layers() == (0, 2)
     assert any("stem" in note for note in aw.plan_of(model).notes)
     assert_is_the_masked_network(model, x)
@@ -187,3 +212,111 @@ def test_two_attributes_follow_where_both_are_needed() -> None:
     model = convert(TwoNames(), torch.randn(IMAGE))
     with aw.at_width(model, 0.5):
         assert (model.before, model.after, model.scale) == (16, 16, 32)
+
+
+class Halved(Reshaping):
+    """As in cross-stage networks: the module keeps how many channels there are in all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width, self.inner = 32, nn.Conv2d(16, 16, 1)
+
+    def middle(self, y: Tensor) -> Tensor:
+        kept, changed = y.split(self.width // 2, dim=1)
+        return torch.cat([kept, self.inner(changed)], 1)
+
+
+def test_parts_sized_by_half_of_a_number_narrow() -> None:
+    model = convert(Halved(), torch.randn(IMAGE))
+    assert aw.plan_of(model).elastic_layers() == (2, 3)
+    small = extract_quietly(model, 0.5)
+    assert (small.width, small.inner.in_channels) == (16, 8)
+    assert_agrees(model, torch.randn(IMAGE))
+
+
+class Selected(nn.Module):
+    """Parts as before, then a choice of paths: only the parts are to blame for a failure."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width, self.stem, self.head = 32, nn.Conv2d(3, 32, 1), nn.Conv2d(16, 4, 1)
+        self.paths = nn.ModuleList(nn.Conv2d(16, 16, 1) for _ in range(2))
+        self.choice = nn.Conv2d(16, 32, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.stem(x).split(self.width // 2, dim=1)
+        made = torch.stack([path(part) for path, part in zip(self.paths, parts, strict=False)], 1)
+        scores = self.choice(made.sum(1).mean((2, 3), keepdim=True))
+        b, c, h, w = scores.shape
+        scores = scores.view(b, 2, c // 2, h, w).softmax(1)
+        return self.head((made * scores).sum(1))
+
+
+def test_a_failure_is_blamed_on_what_the_failing_layer_reads() -> None:
+    model = convert(Selected(), torch.randn(IMAGE))
+    elastic, layers = aw.plan_of(model).elastic_layers()
+    assert elastic == layers - 1
+    assert_agrees(model, torch.randn(IMAGE))
+
+
+class Mixed(Reshaping):
+    """As in MixNet: parts of several kernels, their sizes in a list."""
+
+    def __init__(self, sizes: list[int] | tuple[int, ...]) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.inner = nn.ModuleList(nn.Conv2d(n, n, 1, groups=n) for n in sizes)
+
+    def middle(self, y: Tensor) -> Tensor:
+        parts = torch.split(y, self.sizes, 1)
+        return torch.cat([f(part) for f, part in zip(self.inner, parts, strict=True)], 1)
+
+
+@pytest.mark.parametrize("sizes", [[16, 16], (16, 8, 8), [20, 8, 4]])
+def test_parts_whose_sizes_are_a_list_narrow(sizes: list[int] | tuple[int, ...]) -> None:
+    model = convert(Mixed(sizes), torch.randn(IMAGE))
+    plan = aw.plan_of(model)
+    assert plan.elastic_layers() == (1 + len(sizes), 2 + len(sizes))
+    small = extract_quietly(model, 0.5)
+    assert list(small.sizes) == [n // 2 for n in sizes]
+    assert list(model.sizes) == list(sizes)
+    assert_agrees(model, torch.randn(IMAGE))
+
+
+class Memory(nn.Module):
+    """Keeps the size of its state; the rest of what it is given does not change it."""
+
+    def __init__(self, size: int, rest: int) -> None:
+        super().__init__()
+        self.size = size
+        self.mix = nn.Conv2d(size + rest, size, 1)
+
+    def forward(self, state: Tensor, rest: Tensor) -> Tensor:
+        return torch.tanh(self.mix(torch.cat([state, rest], 1)))
+
+
+class SplitByChild(nn.Module):
+    """As RAFT: the size of one part is a number of a module inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.memory = nn.Conv2d(3, 40, 1), Memory(24, 16)
+        self.head = nn.Conv2d(24, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.stem(x)
+        size = self.memory.size
+        state, rest = made.split([size, made.shape[1] - size], 1)
+        for _ in range(2):
+            state = self.memory(state, rest)
+        return self.head(state)
+
+
+def test_a_part_whose_size_a_module_inside_keeps_narrows() -> None:
+    model, x = SplitByChild().eval(), torch.randn(IMAGE)
+    before = model(x)
+    convert(model, x)
+    assert torch.equal(model(x), before)
+    narrow = extract_quietly(model, 0.5)
+    assert (narrow.memory.size, narrow.stem.out_channels) == (12, 28)
+    assert_agrees(model, x)

@@ -1,4 +1,4 @@
-"""What plans make of buffers, regions of a forward, learned tokens, masks, recurrent layers."""
+"""What plans make of buffers, regions of a forward, learned tokens, masks."""
 
 from __future__ import annotations
 
@@ -307,45 +307,18 @@ def test_attention_is_elastic(name: str) -> None:
     assert_agrees(model, *inputs)
 
 
-# ---- recurrent layers --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("kind", "gates"), [(nn.RNN, 1), (nn.GRU, 3), (nn.LSTM, 4)])
-def test_recurrent_layers_stay_whole_and_are_counted(kind: type[nn.RNNBase], gates: int) -> None:
-    class Recurrent(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.head = nn.Linear(8, 16), nn.Linear(64, 3)
-            self.inner, self.cells = nn.Linear(16, 16), kind(16, 32, 1, bidirectional=True)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.inner(self.stem(x).relu())
-            return self.head(self.cells(y.transpose(0, 1))[0][-1])
-
-    x = torch.randn(2, 10, 8)
-    model = convert(Recurrent(), x, allow_fixed=True)
-    plan = aw.plan_of(model)
-    assert plan.elastic_layers() == (1, 3)
-    assert "recurrent" in plan.group_of("inner").fixed
-    assert not plan.notes
-    layers = 10 * (8 * 16 + 16 * 16) + 64 * 3
-    assert aw.macs(model, 1.0) == layers + 10 * 2 * gates * 32 * (16 + 32)
-    assert_agrees(model, x)
-
-
 def test_a_plan_says_which_weights_it_does_not_count() -> None:
-    class TwoInputs(nn.Module):
+    class Solved(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.left, self.right = nn.Linear(8, 16), nn.Linear(8, 16)
-            self.both = nn.Bilinear(16, 16, 3)
+            self.stem, self.matrix = nn.Linear(8, 16), nn.Parameter(torch.eye(16))
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.both(self.left(x), self.right(x))
+            return torch.linalg.solve(self.matrix, self.stem(x).T)
 
-    plan = aw.plan(TwoInputs(), torch.randn(2, 8))
+    plan = aw.plan(Solved(), torch.randn(2, 8))
     (note,) = plan.notes
-    assert "bilinear" in note
+    assert "solve" in note
 
 
 def test_cost_is_that_of_one_example_however_it_is_given() -> None:

@@ -32,7 +32,7 @@ def attribute_slots(model: nn.Module, tensors: dict[str, tuple[Axis, ...]]) -> l
     for path, module in model.named_modules():
         if isinstance(module, nn.Transformer):
             slots += _transformer_slots(path, module, tensors)
-        # A tied weight has one name, which is not every owner's.
+        # A tied weight has one name, but several owners.
         axes = _weight_axes(path, tensors) or shared.get(id(module._parameters.get("weight")))
         if axes is None:
             continue
@@ -58,7 +58,7 @@ def attribute_slots(model: nn.Module, tensors: dict[str, tuple[Axis, ...]]) -> l
 def _transformer_slots(
     path: str, module: nn.Transformer, tensors: dict[str, tuple[Axis, ...]]
 ) -> list[AttributeSlot]:
-    """It checks its inputs by a size of its own, which is that of all its attention."""
+    """`nn.Transformer` checks its inputs with an attribute that has the size of its attention."""
     for inner, attention in module.named_modules(prefix=path):
         if isinstance(attention, nn.MultiheadAttention):
             width = tensors.get(f"{inner}.out_proj.weight", (None,))[0]
@@ -87,7 +87,7 @@ def _convolution_slots(path: str, module: Any, axes: tuple[Axis, ...]) -> list[A
 
 
 def divide(axis: tuple[Segment, ...], by: int) -> tuple[Segment, ...] | None:
-    """The axis with `by` entries made one; None where it does not come out even."""
+    """The axis with `by` entries merged into one; None if there is a remainder."""
     if any(segment.per_unit % by for segment in axis):
         return None
     return tuple(Segment(segment.group, segment.per_unit // by) for segment in axis)

@@ -1,4 +1,4 @@
-"""From a finished trace to a plan: what is left of the variables becomes named groups."""
+"""From a finished trace to a plan: the remaining variables become named groups."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import NamedTuple
 
 from torch.fx import Node
 
+from anywidth.planning.group_roles import with_roles
 from anywidth.planning.groups import AttributeSlot, Axis, ChannelGroup, CostTerm, Plan, Segment
 from anywidth.planning.trace.attributes import attribute_slots, divide
 from anywidth.planning.trace.solver import TracedAxis
 from anywidth.planning.trace.trace_findings import Findings, Product
 
-# How a note begins that says of a number that it does not follow the width.
+# The beginning of a note about a number that does not follow the width.
 STAYING = "scales by the same number at every width,"
 
 
 class Guess(NamedTuple):
-    """What an operation should show at another width.
+    """The expected behaviour of an operation at another width.
 
     Args:
         results: the full shape and the axes of each result, if its sizes are guessed.
-        number: what it scales by, and the axis whose size that is a power of.
+        number: the factor by which it scales, and the axis of whose size that is a power.
     """
 
     results: list[tuple[tuple[int, ...], tuple[Axis, ...]]]
@@ -53,6 +54,10 @@ def build_plan(found: Findings) -> tuple[Plan, Guesses]:
                 readers=tuple(readers.get(variable, ())),
             )
 
+    order = dict.fromkeys(maker.layer for maker in found.makers)
+    attended = {names[v] for axis in found.attended for v, _ in solver.pieces(axis) if v in names}
+    groups = with_roles(groups, list(order), attended)
+
     def axis_of(axis: TracedAxis) -> Axis:
         """None if nothing of the axis can ever narrow."""
         pieces = solver.pieces(axis)
@@ -60,7 +65,7 @@ def build_plan(found: Findings) -> tuple[Plan, Guesses]:
         return tuple(Segment(group_for(v), m) for v, m in pieces) if elastic else None
 
     def group_for(variable: int) -> str:
-        if variable not in names:  # a constant that was joined with channels: no tensor holds it
+        if variable not in names:  # a constant that was joined with channels, without a tensor
             names[variable] = f"constant[{sum(name.startswith('constant[') for name in groups)}]"
             units[variable] = 1
         name = names[variable]
@@ -114,11 +119,20 @@ def build_plan(found: Findings) -> tuple[Plan, Guesses]:
         for c in found.staying
         if axis_of(c.axis) is not None
     ]
+    tried: dict[str, list[str]] = {}
+    for follower in found.followers:
+        if follower.is_tried and (segments := axis_of(follower.axis)) is not None:
+            name = f"{follower.path}.{follower.attribute}".lstrip(".")
+            tried.setdefault(segments[0].group, []).append(name)
+    plan.notes += [
+        f"the attribute {', '.join(dict.fromkeys(names))} follows {group}, as running it showed"
+        for group, names in tried.items()
+    ]
     return plan, guesses
 
 
 def _outputs(made: Iterable[tuple[str, Axis]]) -> dict[str, Axis]:
-    """What each layer makes: of several axes, one that narrows."""
+    """The axis that each layer makes; of several, one that narrows."""
     outputs: dict[str, Axis] = {}
     for layer, axis in made:
         outputs[layer] = outputs.get(layer) or axis
@@ -136,9 +150,9 @@ def _notes(found: Findings) -> list[str]:
 def _once_an_example(
     factor: int, axes: list[tuple[Segment, ...]], examples: int
 ) -> tuple[int, tuple[tuple[Segment, ...], ...]]:
-    """What a product of whole batches takes for one example.
+    """The cost of a product of a whole batch, for one example.
 
-    A reshape may have merged the batch into an elastic axis: heads of all examples, say.
+    A reshape may have merged the batch into an elastic axis, such as the heads of all examples.
     """
     rest = examples // math.gcd(factor, examples)
     factor //= examples // rest
@@ -165,10 +179,10 @@ def _layers_by_variable(
 
 
 def _name_groups(found: Findings) -> tuple[dict[int, str], dict[int, int]]:
-    """A name for every variable that is left, and the channels in one unit of it.
+    """A name for every remaining variable, and the number of channels in one of its units.
 
-    A group is called after the layer that makes it first. Its unit is the number of channels
-    that one unit is in the output of a layer, so that its size is the one a reader expects.
+    A group is named after the first layer that makes it. A unit is counted in channels of the
+    layer's output, so that the group has the size that a reader expects.
     """
     pieces = found.solver.pieces
     units: dict[int, int] = {}

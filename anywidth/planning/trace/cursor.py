@@ -1,10 +1,10 @@
-"""The operation that a trace is at: what a rule sees of it, and how the rule says what it knows."""
+"""The operation that a trace is at: what a rule sees of it, and how the rule reports."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -13,6 +13,8 @@ from torch.fx import Node
 from anywidth.planning.trace.solver import Pieces, Solver, TracedAxis, Unsplittable, scaled
 from anywidth.planning.trace.trace_findings import Findings, Follower, Maker, Misreading, Product
 from anywidth.planning.trace.value import Traced, shape_of
+
+Guessed = TypeVar("Guessed")
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,11 @@ class Cursor:
         found: what has been found up to here; rules add to it.
         op: the operation's name.
         layer: the module it is called in.
-        meta: what it gives, as the graph shows it.
+        meta: its results, as the graph shows them.
         node: its place in the graph.
-        is_batched: whether it depends on the network's input, or on parameters alone.
-        leaves: whether its result, or an index that it gives, is part of what the network says:
-            no product is between it and an output.
+        is_batched: whether it depends on the network's input, not only on parameters.
+        leaves: whether its result, or an index that it returns, is part of the network's output:
+            there is no product in between.
     """
 
     found: Findings
@@ -75,9 +77,41 @@ class Cursor:
         return [self.output(axes, meta) for meta in self.meta]
 
     def guess(self) -> None:
-        """Has the result checked by a rehearsal."""
+        """Let a rehearsal check the result."""
         if self.node is not None:
             self.found.guesses[self.node] = None
+
+    @property
+    def failures(self) -> int:
+        """How often a narrow network failed here, if no rehearsal has shown the result since."""
+        is_open = self.node is not None and self.misreading is None
+        return self.found.known.failed.get(self.node, 0) if is_open and self.node else 0
+
+    def next_guess(self, guesses: Sequence[Guessed]) -> Guessed | None:
+        """The first guess; after each failure the next one, and None after the last."""
+        if self.failures >= len(guesses):
+            return None
+        if self.failures and self.node is not None:
+            self.found.reread.add(self.node)
+        return guesses[self.failures]
+
+    def sized_by(self, size: int) -> list[str]:
+        """The attributes of the module that are numbers of this size."""
+        held = vars(self.module).items()
+        return [n for n, v in held if type(v) is int and v == size and not n.startswith("_")]
+
+    def sized_by_child(self, size: int) -> list[str]:
+        """The attributes of modules inside the module, as `child.name`, of this size.
+
+        Not those of torch's own layers, which always have the sizes of their weights.
+        """
+        return [
+            f"{child}.{name}"
+            for child, module in self.module.named_children()
+            if not type(module).__module__.startswith("torch.nn.")
+            for name, value in vars(module).items()
+            if type(value) is int and value == size and not name.startswith("_")
+        ]
 
     # ---- what shrinks with what -------------------------------------------------------------
 
@@ -86,7 +120,7 @@ class Cursor:
         return self.solver.unify(first, second, constant, self._uneven)
 
     def fix(self, values: Any, reason: str) -> None:
-        """Keeps every axis of a tensor, or of several."""
+        """Fix every axis of a tensor, or of several tensors."""
         if isinstance(values, Traced):
             for axis in values.axes:
                 self.solver.fix(axis, reason)
@@ -95,7 +129,7 @@ class Cursor:
                 self.fix(value, reason)
 
     def closed(self, value: Traced, dims: Iterable[int], why: str) -> list[TracedAxis]:
-        """The axes of a tensor, of which the operation leaves some dimensions no first channels."""
+        """The axes of a tensor; dimensions that the operation mixes up are fixed."""
         axes = list(value.axes)
         for dim in dims:
             self.solver.fix(axes[dim], f"{why} by {self.place}")
@@ -103,7 +137,7 @@ class Cursor:
         return axes
 
     def broadcast(self, values: Sequence[Any], shape: Sequence[int]) -> list[TracedAxis]:
-        """Axes of an elementwise result: what meets must shrink together."""
+        """The axes of an elementwise result: axes that meet must shrink together."""
         axes: list[TracedAxis] = [None] * len(shape)
         for position in range(1, len(shape) + 1):
             met = [
@@ -120,17 +154,10 @@ class Cursor:
         return axes
 
     def in_units(self, axis: TracedAxis, count: int, size: int) -> Pieces:
-        """An axis of `count` entries, each of which is `size` neighbours of the given one."""
+        """An axis of `count` entries, each of which is `size` neighbouring entries of `axis`."""
         found = self.solver.new(count)
         self.unify(axis, scaled(found, size))
         return found
-
-    def parts(self, axis: Pieces, sizes: Sequence[int]) -> Sequence[TracedAxis] | None:
-        """Consecutive parts: equal ones, or some that end where pieces of the axis do."""
-        if len(set(sizes)) == 1:
-            return self.equal_parts(axis, len(sizes))
-        ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-        return self.solver.cut(axis, sizes) if self.solver.ends(axis).issuperset(ends) else None
 
     def equal_parts(self, axis: Pieces, count: int) -> Sequence[TracedAxis]:
         """`count` equal parts of an axis that a layer will cut again at every width."""
@@ -148,7 +175,7 @@ class Cursor:
         return parts
 
     def fix_uneven(self, axis: TracedAxis) -> None:
-        """Keeps an axis that the operation would cut at a place where no channel ends."""
+        """Fix an axis that the operation would cut inside a channel."""
         self.solver.fix(axis, self._uneven)
 
     @property
@@ -158,18 +185,18 @@ class Cursor:
     # ---- what follows from it ---------------------------------------------------------------
 
     def make(self, layer: str, axis: TracedAxis, weight: Traced, can_fold: bool) -> None:
-        """Reports the call of a convolution or linear layer."""
+        """Report the call of a convolution or linear layer."""
         can_fold = can_fold and weight.name is not None and layer == self.layer
         self.found.makers.append(Maker(layer, axis, self.node, can_fold))
         self.learn(weight, axis)
 
     def learn(self, weight: Traced, axis: TracedAxis) -> None:
-        """Reports an axis that a weight makes, unless that is a constant."""
+        """Report an axis that a weight makes, unless the weight is a constant."""
         if not self.found.is_constant(weight):
             self.found.made.append(axis)
 
     def attribute(self, name: str, axis: TracedAxis, place: int | None = None) -> None:
-        """Has an attribute of the present module follow an axis, if the module has it."""
+        """Let an attribute of the present module follow an axis, if the module has it."""
         held = vars(self.module).get(name)
         if axis is not None and held is not None:
             self.bind(self.layer, name, axis, None if isinstance(held, int) else place)
@@ -182,10 +209,11 @@ class Cursor:
         place: int | None = None,
         power: float | None = None,
         whole: float | None = None,
+        is_tried: bool = False,
     ) -> None:
-        """Has an attribute follow an axis, and all axes it follows shrink together.
+        """Let an attribute follow an axis; all axes that it follows shrink together.
 
-        It is one number, however many operations read it.
+        It is one number, however many operations read it. `is_tried`: a rehearsal must show it.
         """
         model = self.found.known.model
         module = model.get_submodule(path)
@@ -193,10 +221,10 @@ class Cursor:
             is_same = (other.attribute, other.place) == (name, place)
             if is_same and model.get_submodule(other.path) is module:
                 self.unify(other.axis, axis)
-        self.found.followers.append(Follower(path, name, axis, place, power, whole))
+        self.found.followers.append(Follower(path, name, axis, place, power, whole, is_tried))
 
     def count(self, value: Traced, inner: Sequence[tuple[int, TracedAxis]], times: int = 1) -> None:
-        """Counts the multiply-adds of a product: its result, times the axes summed over."""
+        """Count the multiply-adds of a product: its result times the axes that are summed over."""
         factor, elastic = times, []
         for size, axis in [*zip(value.shape, value.axes, strict=True), *inner]:
             if axis is None:

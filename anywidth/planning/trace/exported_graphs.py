@@ -3,64 +3,87 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import logging
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
+from torch.nn.modules import transformer
 
 from anywidth.errors import AnywidthError
-from anywidth.modes import modes_kept
+from anywidth.planning.example_inputs import number_of_examples
+from anywidth.planning.model_outputs import hidden_names, plain_output
+from anywidth.planning.modes import modes_kept
+from anywidth.planning.trace.export_errors import export_failure
+from anywidth.planning.trace.module_paths import name_modules
 
-# What torch prints graphs and tracebacks by where an export fails.
+# Loggers with which torch prints graphs and tracebacks if an export fails.
 _TALKATIVE = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
+
+
+@dataclass
+class Seen:
+    """Facts that the calls of a network show, but its graph does not.
+
+    Args:
+        hidden: names of hidden states that it returns beside its logits.
+        padded: the modules of torch's encoders that are given padded sequences.
+    """
+
+    hidden: list[str] = field(default_factory=list)
+    padded: set[nn.Module] = field(default_factory=set)
 
 
 class Exports:
     """A network's graphs in evaluation and in training mode, each exported once, when asked for."""
 
-    def __init__(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def __init__(self, model: nn.Module, inputs: tuple[Any, ...], examples: int = 0) -> None:
         self.model = model
         self.inputs = inputs
+        self.examples = examples or number_of_examples(inputs)
         self._graphs: dict[bool, Any] = {}
-        self._errors: list[str] = []
+        self._errors: list[Exception] = []
+        self.seen = Seen()
 
     def get(self, training: bool) -> Any:
         """The graph in a mode; None if it cannot be exported."""
         if training not in self._graphs:
             self._graphs[training] = None
             try:
-                self._graphs[training] = export_in_mode(self.model, self.inputs, training)
+                graph = export_in_mode(self.model, self.inputs, training, self.seen)
+                self._graphs[training] = graph
+            except AnywidthError:
+                raise
             except Exception as error:
-                lines = str(error).strip().splitlines() or ["no message"]
-                self._errors.append(f"{type(error).__name__}: {lines[0]}")
+                self._errors.append(error)
         return self._graphs[training]
 
     @cached_property
     def traced(self) -> dict[bool, Any]:
         """The graphs to read, by whether they are those of training: evaluation first.
 
-        Training is read too if parameters or buffers wait for it (auxiliary heads), or if
-        evaluation cannot be exported.
+        Training is read too if parameters or buffers wait for it (auxiliary heads) and are there,
+        or if evaluation cannot be exported.
         """
         evaluation = self.get(False)
-        if evaluation is not None and not unused(self.model, evaluation):
+        idle = None if evaluation is None else unused(self.model, evaluation)
+        if idle is not None and idle <= unsaved(self.model):
             return {False: evaluation}
         found = {training: self.get(training) for training in (False, True)}
         graphs = {training: graph for training, graph in found.items() if graph is not None}
+        if len(graphs) == 2 and unused(self.model, graphs[True]) == idle:
+            del graphs[True]
         if graphs:
             return graphs
-        shapes = [tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in self.inputs]
-        raise AnywidthError(
-            f"{type(self.model).__name__} could not be exported with the example input {shapes}: "
-            f"{self._errors[0]}. Check that model(*example_input) runs, with a batch of at least "
-            "2, and that forward() does not branch on the values of tensors"
-        )
+        raise export_failure(self.model, self.inputs, self._errors[0]) from self._errors[0]
 
     @property
     def first(self) -> Any:
@@ -68,17 +91,50 @@ class Exports:
         return next(iter(self.traced.values()))
 
 
-def export_in_mode(model: nn.Module, inputs: tuple[Any, ...], training: bool) -> Any:
-    with modes_kept(model), _readable_attention(), quiet(), torch.no_grad():
+def export_in_mode(
+    model: nn.Module, inputs: tuple[Any, ...], training: bool, seen: Seen | None = None
+) -> Any:
+    """A network's graph with plain containers of tensors; `seen` collects the rest."""
+
+    def plain(module: nn.Module, given: Any, output: Any) -> Any:
+        if seen is not None:
+            seen.hidden = hidden_names(output)
+        return plain_output(output)
+
+    def padded(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        arguments = inspect.signature(module.forward).bind(*given, **named).arguments
+        if seen is not None and arguments.get("src_key_padding_mask") is not None:
+            seen.padded.update(module.modules())
+
+    with (
+        modes_kept(model),
+        _attributes_kept(model),
+        _readable_attention(),
+        _plain_masks(),
+        _plain_states(),
+        _layers_kept(),
+        _pooling_all_boxes(),
+        quiet(),
+        torch.no_grad(),
+    ):
         model.train(training)
-        return torch.export.export(model, inputs, strict=False)
+        encoders = [m for m in model.modules() if isinstance(m, nn.TransformerEncoder)]
+        hooks = [m.register_forward_pre_hook(padded, with_kwargs=True) for m in encoders]
+        hooks.append(model.register_forward_hook(plain))
+        try:
+            exported = torch.export.export(model, inputs, strict=False)
+        finally:
+            for hook in hooks:
+                hook.remove()
+    name_modules(model, exported.graph_module)
+    return exported
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps back what torch warns of and prints while it exports, which nobody here can change.
+    """Suppress warnings and output of torch during an export, which users cannot change.
 
-    Where it fails it prints graphs too; the error says all.
+    If an export fails, torch also prints graphs; the error says enough.
     """
     logs = [logging.getLogger(name) for name in _TALKATIVE]
     were_disabled = [log.disabled for log in logs]
@@ -94,8 +150,38 @@ def quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _attributes_kept(model: nn.Module) -> Iterator[None]:
+    """Remove tensors that a forward assigned, because those of an export have no values."""
+    modules = list(model.modules())
+    held = [(dict(vars(module)), dict(module._buffers)) for module in modules]
+    made: list[str] = []
+    try:
+        yield
+    finally:
+        for module, (attributes, buffers) in zip(modules, held, strict=True):
+            made += [n for n in _assigned(module._buffers, buffers) if buffers.get(n) is None]
+            _assigned(vars(module), attributes)
+    if made:
+        raise AnywidthError(
+            f"{type(model).__name__} makes the buffer {', '.join(dict.fromkeys(made))} when it "
+            "first runs: run it once, model(*example_input), and plan it then"
+        )
+
+
+def _assigned(kept: dict[str, Any], before: dict[str, Any]) -> list[str]:
+    """Restore attributes that tensors were assigned to; return their names."""
+    new = [n for n, v in kept.items() if isinstance(v, Tensor) and v is not before.get(n)]
+    for name in new:
+        if name in before:
+            kept[name] = before[name]
+        else:
+            del kept[name]
+    return new
+
+
+@contextlib.contextmanager
 def _readable_attention() -> Iterator[None]:
-    """Attention exported as the operations it is made of, not as one fused operation."""
+    """Export attention as its single operations, not as one fused operation."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -104,10 +190,102 @@ def _readable_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
+@contextlib.contextmanager
+def _plain_masks() -> Iterator[None]:
+    """Use masks as they are: torch would read their values to see whether they are causal.
+
+    If they are, torch can leave them out, with the same result.
+    """
+    with _replaced(transformer, "_detect_is_causal_mask", lambda detect: _as_given):
+        yield
+
+
+def _as_given(mask: Any, is_causal: bool | None = None, size: Any = None) -> bool:
+    return bool(is_causal)
+
+
+@contextlib.contextmanager
+def _plain_states() -> Iterator[None]:
+    """Give the last states of an LSTM their real shape.
+
+    By a mistake, torch exports them with one more dimension, and the network's code would see it.
+    """
+
+    def selecting(select: Any) -> Any:
+        return lambda values, hidden, params: _without_layers(select(values, hidden, params))
+
+    with _replaced(torch._decomp.decompositions, "select_one_layer_lstm_function", selecting):
+        yield
+
+
+@contextlib.contextmanager
+def _layers_kept() -> Iterator[None]:
+    """One, where a single number is drawn: in training it decides whether a layer is left out.
+
+    An export cannot follow what a drawn number decides.
+    """
+
+    def drawing(draw: Any) -> Any:
+        def drawn(*sizes: Any, **options: Any) -> Tensor:
+            is_listed = bool(sizes) and isinstance(sizes[0], list | tuple)
+            shape = tuple(sizes[0]) if is_listed else sizes
+            if options or shape not in ((), (1,)):
+                found: Tensor = draw(*sizes, **options)
+                return found
+            return torch.tensor([1.0] if shape else 1.0)
+
+        return drawn
+
+    with _replaced(torch, "rand", drawing):
+        yield
+
+
+def _without_layers(layer: Any) -> Any:
+    def plain(values: Any, hidden: Any, *rest: Any, **options: Any) -> Any:
+        output, states = layer(values, hidden, *rest, **options)
+        pairs = zip(states, hidden, strict=True)
+        return output, tuple(s.squeeze(0) if s.dim() > h.dim() else s for s, h in pairs)
+
+    return plain
+
+
+@contextlib.contextmanager
+def _pooling_all_boxes() -> Iterator[None]:
+    """torchvision's pooling takes every box out of every map, and their sum.
+
+    Which box belongs to which map depends on values; what happens to channels does not.
+    """
+    poolers: Any = sys.modules.get("torchvision.ops.poolers")
+
+    def pooled(maps: Any, boxes: Any, size: Any, ratio: int, scales: Any, mapper: Any) -> Any:
+        regions = poolers._convert_to_roi_format(boxes)
+        return sum(
+            poolers.roi_align(one, regions, size, scale, ratio)
+            for one, scale in zip(maps, scales, strict=True)
+        )
+
+    with _replaced(poolers, "_multiscale_roi_align", lambda _: pooled):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(place: Any, name: str, change: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace a function of torch inside a `with` block, if this version of torch has it."""
+    before = getattr(place, name, None)
+    if before is None:
+        yield
+        return
+    setattr(place, name, change(before))
+    try:
+        yield
+    finally:
+        setattr(place, name, before)
+
+
 def held_tensors(model: nn.Module, exported: Any) -> dict[str, str]:
     """The `state_dict` name of each graph input that is a parameter or buffer.
 
-    A tensor that several modules share goes by the first of its names.
+    A tensor that several modules share has the first of its names.
     """
     names: dict[int, str] = {}
     aliases: dict[str, str] = {}
@@ -120,9 +298,18 @@ def held_tensors(model: nn.Module, exported: Any) -> dict[str, str]:
 
 
 def unused(model: nn.Module, exported: Any) -> set[str]:
-    """The names of parameters and buffers that take no part in a graph; counters aside."""
+    """The names of parameters and buffers that a graph does not use, except counters."""
     held = held_tensors(model, exported)
     used = {held[node.name] for node in exported.graph.nodes if node.name in held and node.users}
     names = {name for name, _ in model.named_parameters()}
     names |= {name for name, buffer in model.named_buffers() if buffer.dim() > 0}
     return names - used
+
+
+def unsaved(model: nn.Module) -> set[str]:
+    """The names of buffers that are not saved: tables that can be computed again."""
+    return {
+        f"{path}.{name}".lstrip(".")
+        for path, module in model.named_modules()
+        for name in module._non_persistent_buffers_set
+    }

@@ -1,7 +1,7 @@
-"""Tables that nobody learns, such as where each patch lies: their columns differ in meaning.
+"""Tables that are not learned, such as the place of each patch: their columns differ in meaning.
 
-Cut to its first columns, a table of rows and columns would lose the columns, and no training
-brings them back. So each part of a table narrows. The parts are seen in its numbers.
+A table of places, cut to its first columns, would keep one coordinate and lose the other, and
+training could not restore it. Therefore each part of a table narrows. Its numbers show the parts.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from anywidth.planning.trace.written_buffers import updated_buffers
 # Operations that take rows out of a table.
 LOOKUPS = ("embedding", "index_select", "index", "gather")
 MOST_PARTS = 8
-# As many places of a table are compared.
+# The number of places of a table that are compared.
 MOST_PLACES = 1024
 TOLERANCE = 1e-4
 
 
 def meets_channels(node: Node, batched: set[Node]) -> bool:
-    """Whether a parameter or buffer joins what depends on the input, not as a weight of it."""
+    """Whether a parameter or buffer is combined with activations, but not as a weight."""
     seen, left = set[Node](), [node]
     while left:
         passed = left.pop()
@@ -43,7 +43,7 @@ def meets_channels(node: Node, batched: set[Node]) -> bool:
 
 
 def keep_tables(found: Findings, exports: Exports) -> None:
-    """Has each part of a fixed table narrow, or fixes the channels that it joins."""
+    """Let each part of a fixed table narrow, or fix the channels that it meets."""
     frozen = {name for name, p in exports.model.named_parameters() if not p.requires_grad}
     places = [
         (name, dim)
@@ -54,7 +54,7 @@ def keep_tables(found: Findings, exports: Exports) -> None:
     updated = updated_buffers(exports) if places else set()
     for name, dim in places:
         parts = _parts(_held(exports.model, name), dim)
-        # What training writes, or what was learned elsewhere, is as good as learned.
+        # A table that training writes, or that was learned elsewhere, counts as learned.
         if parts is not None or name not in updated | frozen:
             _narrow_parts(found, name, dim, parts)
 
@@ -84,10 +84,13 @@ def _held(model: nn.Module, name: str) -> Tensor:
 
 
 def _parts(table: Tensor, dim: int) -> int | None:
-    """How many equal parts the entries along a dimension are of; None if that cannot be seen."""
+    """The number of equal parts along a dimension; None if it cannot be seen."""
     if table.is_meta or not table.is_floating_point():
         return None
     columns = table.movedim(dim, 0).flatten(1)[:, :MOST_PLACES].float()
+    columns = columns[:, columns.any(0)]  # without the place that padding has
+    if columns.shape[1] == 0:
+        return None
     ranks = [torch.unique((c / TOLERANCE).round(), return_inverse=True)[1] for c in columns]
     for parts in range(1, MOST_PARTS + 1):
         if len(columns) % parts:
@@ -103,7 +106,7 @@ def _parts(table: Tensor, dim: int) -> int | None:
 
 
 def _of_one_coordinate(ranks: list[Tensor]) -> bool:
-    """Whether columns tell the same places apart: those that differ in one coordinate, say."""
+    """Whether all columns tell the same places apart: those that differ in one coordinate."""
     finest = ranks[0]
     for other in ranks[1:]:
         apart = [int(r.max()) + 1 for r in (finest, other)]

@@ -1,51 +1,85 @@
-"""From a network to its plan: export the graph, run the rules over it, rehearse what they guess."""
+"""From a network to its plan: export the graph, run the rules, check guesses by a rehearsal."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
-import torch
 from torch import nn
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves
+from torch.nn.parameter import is_lazy
 
 from anywidth.errors import AnywidthError
+from anywidth.planning.call_arguments import positional_arguments
 from anywidth.planning.cuts import is_converted
 from anywidth.planning.example_inputs import described
 from anywidth.planning.groups import Plan
+from anywidth.planning.part_calls import check_parts, record_calls
+from anywidth.planning.parts import CostTerm
 from anywidth.planning.trace.build import STAYING, Guesses, build_plan
+from anywidth.planning.trace.export_errors import export_failure, known_cure
 from anywidth.planning.trace.exported_graphs import Exports, export_in_mode, held_tensors
+from anywidth.planning.trace.failed_lines import blamed_guesses
 from anywidth.planning.trace.fixed_tables import keep_tables
-from anywidth.planning.trace.held_axes import add_tensors, keep_constants, positions, tie_attention
+from anywidth.planning.trace.found_parts import export_parts, find_parts
+from anywidth.planning.trace.held_axes import (
+    add_tensors,
+    keep_constants,
+    positions,
+    tie_attention,
+    tie_recurrent,
+)
 from anywidth.planning.trace.joins import activations_and_prologues, folds
 from anywidth.planning.trace.nodes import nodes_of
-from anywidth.planning.trace.rehearsal import misread, narrowed_copy, rehearsal_config
+from anywidth.planning.trace.rehearsal import (
+    misread,
+    narrowed_copy,
+    rehearsal_config,
+    uneven_config,
+)
 from anywidth.planning.trace.trace_findings import Findings, Known, Misreading
-from anywidth.planning.trace.walk import run_rules
+from anywidth.planning.trace.walk import OUTPUT, run_rules
 from anywidth.planning.trace.written_buffers import note_written_buffers
 from anywidth.width import ChannelConfig
 
-# More attributes of a size than any module has.
-MOST_ATTRIBUTES = 1000
+# No operation has more guesses than this.
+NO_MORE = 1000
+# What the costs of the rest of a network go by, if parts of it were planned.
+OUTSIDE = "outside the parts"
+# After this many rehearsals, the rest is left to verification.
+MOST_ROUNDS = 20
 
 
-def plan(model: nn.Module, example_input: Any) -> Plan:
-    """Finds which channels of a network must shrink together.
+def plan(
+    model: nn.Module,
+    example_input: Any = None,
+    *,
+    parts: Sequence[str] | Literal["auto"] | None = None,
+    **named: Any,
+) -> Plan:
+    """Find which channels of a network must shrink together.
 
-    The network is exported and its graph read; nothing in it changes. A network may say more
-    about itself with a method `width_hints(plan)`, called last with the finished plan to edit.
+    The network is exported and its graph is read; the network does not change. A network may have a
+    method `width_hints(plan)`, which is called last and may edit the finished plan.
 
     Args:
         model: any network that `torch.export` takes.
-        example_input: a tensor, or a tuple of the network's positional arguments, with a batch
-            of at least 2. Multiply-adds are counted for one example of this shape, where the first
-            dimension of the first tensor is the batch.
+        example_input: a tensor, a tuple of the network's positional arguments, or a dict of its
+            arguments by name, with a batch of at least 2. Multiply-adds are counted for one example
+            of this shape; the first dimension of the first tensor is the batch.
+        parts: names of modules that alone may narrow, for a network that `torch.export` cannot take
+            as a whole, such as a detector; `"auto"` finds them if need be. The network is run once
+            with the example. What a part is given and returns stays whole, unless it goes from one
+            part to another and nothing else reads it.
+        named: further arguments of the network by name.
 
     Example:
         >>> plan = anywidth.plan(torchvision.models.resnet50(), torch.randn(2, 3, 224, 224))
         >>> print(plan)
+        >>> plan = anywidth.plan(bert, input_ids=tokens, attention_mask=mask)
+        >>> plan = anywidth.plan(retinanet, [image, image], parts=["backbone", "head"])
     """
     if not isinstance(model, nn.Module):
         raise AnywidthError(f"plan(model={type(model).__name__}): expected a torch.nn.Module")
@@ -54,11 +88,25 @@ def plan(model: nn.Module, example_input: Any) -> Plan:
             f"{type(model).__name__} (or a part of it) has been converted already; "
             "its plan is anywidth.plan_of(model)"
         )
-    inputs = example_input if isinstance(example_input, tuple) else (example_input,)
+    if example_input is None and not named:
+        raise AnywidthError("plan() was given no example input: pass plan(model, x)")
+    lazy = [name for name, p in model.named_parameters() if is_lazy(p)]
+    if lazy:
+        raise AnywidthError(
+            f"{type(model).__name__} has parameters without a size, such as {lazy[0]}: run it "
+            "once, model(*example_input), and plan it then"
+        )
+    inputs = positional_arguments(model, example_input, named)
     exports = Exports(model, inputs)
-    found, _ = _trace(exports)
+    if parts is None or (parts == "auto" and _can_be_exported(exports)):
+        _check_exported(exports)
+        found, _ = _trace(exports)
+    else:
+        exports, found = _trace_parts(model, inputs, parts)
     found.activations, found.prologues = activations_and_prologues(exports)
     found.example, found.given = [described(x) for x in inputs], inputs
+    if names := exports.seen.hidden:
+        found.notes.append(f"{', '.join(names)}, returned beside logits, may narrow")
     note_written_buffers(found, exports)
     for note in found.notes:
         if STAYING in note:
@@ -69,26 +117,87 @@ def plan(model: nn.Module, example_input: Any) -> Plan:
     return found
 
 
+def _can_be_exported(exports: Exports) -> bool:
+    try:
+        return bool(exports.traced)
+    except AnywidthError:
+        return False
+
+
+def _check_exported(exports: Exports) -> None:
+    """Raises if the network cannot be exported, naming the parts of it that can be."""
+    try:
+        _ = exports.traced
+    except AnywidthError as error:
+        why = error.__cause__
+        if why is None or known_cure(why) is not None:
+            raise
+        try:
+            _, found = _trace_parts(exports.model, exports.inputs, "auto")
+        except Exception:
+            raise error from why  # it does not run, or none of its parts can be exported
+        cure = f"Plan parts of it: anywidth.plan(model, example_input, parts={found.parts})"
+        raise export_failure(exports.model, exports.inputs, why, cure) from why
+
+
+def _trace_parts(
+    model: nn.Module, inputs: tuple[Any, ...], parts: Sequence[str] | Literal["auto"]
+) -> tuple[Exports, Plan]:
+    """The graph of some parts of a network, and the plan in which these alone narrow."""
+    if parts == "auto":
+        names = find_parts(model, inputs)
+        _check_found(model, names)
+    else:
+        names = check_parts(model, parts)
+    calls = record_calls(model, inputs, names)
+    exports = export_parts(model, calls, inputs)
+    found, _ = _trace(exports)
+    found.costs.append(CostTerm(OUTSIDE, calls.outside // exports.examples, ()))
+    for name, group in found.groups.items():
+        if group.fixed == OUTPUT:
+            found.pin(name, "is read outside the parts")
+    found.parts = list(names)
+    if parts == "auto":
+        found.parts = [part for part in names if calls.joins(part) or _narrows(found, part)]
+        _check_found(model, found.parts)
+    found.notes.append(f"only parts narrow: {', '.join(found.parts)}")
+    if calls.idle and any(call.inner for call in calls.calls):
+        idle = ", ".join(calls.idle[:3]) + (", ..." if len(calls.idle) > 3 else "")
+        found.notes.append(
+            f"did not run with the example, and fails at narrow widths if given what goes from "
+            f"part to part: {idle}"
+        )
+    return exports, found
+
+
+def _check_found(model: nn.Module, parts: Sequence[str]) -> None:
+    if not parts:
+        raise AnywidthError(
+            f"parts='auto': no part of {type(model).__name__} can be exported and narrows"
+        )
+
+
+def _narrows(found: Plan, part: str) -> bool:
+    """Whether any tensor of a part is elastic."""
+    axes = (axes for name, axes in found.tensors.items() if name.startswith(f"{part}."))
+    return any(axis is not None for one in axes for axis in one)
+
+
 def misread_groups(
     model: nn.Module, narrow: nn.Module, config: ChannelConfig, inputs: tuple[Any, ...]
 ) -> dict[str, str]:
-    """Groups that a narrower network reshapes otherwise than tracing the whole one foretells.
+    """Groups whose shapes in a narrower network differ from the predicted ones, and the reasons.
 
-    Args:
-        model: the network as it was planned.
-        narrow: the same network at `config`.
-        inputs: the positional arguments of both.
-
-    Returns, for each group, what is wrong with it.
+    `narrow` is the planned network at `config`; both take the positional arguments `inputs`.
     """
     exports = Exports(model, inputs)
     try:
         parts = {training: export_in_mode(narrow, inputs, training) for training in exports.traced}
     except Exception:
-        return {}  # what cannot be exported cannot be compared
+        return {}  # without an export there is nothing to compare
     found, guesses = _trace(exports)
     if tuple(found.groups) != tuple(config):
-        return {}  # the plan in use was made by other means
+        return {}  # the plan in use was made in another way
     return {
         segment.group: f"{node.name} reshapes it in another way than the graph shows"
         for training, whole in exports.traced.items()
@@ -100,40 +209,107 @@ def misread_groups(
 
 
 def _trace(exports: Exports) -> tuple[Plan, Guesses]:
-    """Runs the rules, and again with what a rehearsal shows as long as that is news."""
-    known = Known(exports.model, _batch_size(exports.inputs))
+    """Run the rules, and repeat them as long as a rehearsal shows something new."""
+    known = Known(exports.model, exports.examples)
+    rounds = 0
     while True:
         findings = _run_all_rules(known, exports)
         if lengths := positions(findings):
             known = replace(known, positions=known.positions | lengths)
             continue
         found, guesses = build_plan(findings)
-        wrong = _rehearse(exports, found, guesses)
-        if wrong is None and any(guess.number for guess in guesses.values()):
-            # An attribute that a number may be of is used otherwise too, or nothing runs narrower.
-            never = {n: Misreading(None, MOST_ATTRIBUTES) for n, g in guesses.items() if g.number}
-            known = replace(known, misread={**known.misread, **never})
-            continue
-        if not wrong:
-            found.rehearsed = wrong is not None
+        rounds += 1
+        if rounds > MOST_ROUNDS:
             return found, guesses
-        times = {node: known.misread[node].times for node in wrong if node in known.misread}
-        news = {node: Misreading(dim, times.get(node, 0) + 1) for node, dim in wrong.items()}
-        known = replace(known, misread={**known.misread, **news})
+        try:
+            wrong = _rehearse(exports, found, guesses, rehearsal_config(found))
+        except RehearsalFailed as failure:
+            failed = _blamed(failure, known, findings)
+            if failed is None:
+                return found, guesses  # verification will find out why
+            known = failed
+            continue
+        if wrong:
+            known = replace(known, misread=_read_otherwise(known, _news(wrong, guesses, known)))
+        elif chance := _chance_readings(exports, known, found, guesses):
+            known = replace(known, failed={**known.failed, **dict.fromkeys(chance, NO_MORE)})
+        else:
+            found.rehearsed = True
+            return found, guesses
 
 
-def _rehearse(exports: Exports, found: Plan, guesses: Guesses) -> dict[Node, int | None] | None:
-    """Operations that do other than guessed at another width; None if that cannot be seen."""
+def _blamed(failure: RehearsalFailed, known: Known, findings: Findings) -> Known | None:
+    """The guesses to change after a narrow network failed; None if there are no others.
+
+    Sizes are changed first. Then numbers keep their value, because an attribute that a number may
+    come from can have other uses. At last everything is as in the first guess.
+    """
+    blamed = (failure.blamed, findings.sized)
+    news = [[n for n in b if n not in known.failed or n in findings.reread] for b in blamed]
+    fresh = news[0] or news[1]
+    if fresh:
+        times = {node: known.failed.get(node, 0) + 1 for node in fresh}
+        return replace(known, failed={**known.failed, **times})
+    numbers = [constant.node for constant in findings.constants]
+    if numbers:
+        never = dict.fromkeys(numbers, Misreading(None, NO_MORE))
+        return replace(known, misread={**known.misread, **never})
+    if findings.reread:
+        return replace(known, failed=dict.fromkeys(known.failed, NO_MORE))
+    return None
+
+
+def _read_otherwise(known: Known, wrong: dict[Node, int | None]) -> dict[Node, Misreading]:
+    """The known misreadings, with one more wrong guess counted for these operations."""
+    times = {node: known.misread[node].times for node in wrong if node in known.misread}
+    news = {node: Misreading(dim, times.get(node, 0) + 1) for node, dim in wrong.items()}
+    return {**known.misread, **news}
+
+
+class RehearsalFailed(Exception):
+    """A narrower copy does not run; the guesses in `blamed` may be the reason."""
+
+    def __init__(self, blamed: list[Node]) -> None:
+        self.blamed = blamed
+
+
+def _news(wrong: dict[Node, int | None], guesses: Guesses, known: Known) -> dict[Node, int | None]:
+    """The operations to read differently: sizes first, then numbers that may follow an attribute.
+
+    If sizes were right until an attribute followed the width, the attribute does not follow it.
+    """
+    numbers: dict[Node, int | None] = {n: None for n, g in guesses.items() if g.number is not None}
+    tried = {node: dim for node, dim in numbers.items() if node in known.misread}
+    sizes = {node: dim for node, dim in wrong.items() if node not in numbers}
+    return (tried or sizes) if sizes else wrong
+
+
+def _chance_readings(exports: Exports, known: Known, found: Plan, guesses: Guesses) -> list[Node]:
+    """Readings after a failure that are only right if all groups narrow alike."""
+    taken = {node for node, times in known.failed.items() if times < NO_MORE}
+    if not taken:
+        return []
+    try:
+        wrong = list(_rehearse(exports, found, guesses, uneven_config(found)))
+    except RehearsalFailed as failure:
+        wrong = failure.blamed
+    return [node for node in wrong if node in taken]
+
+
+def _rehearse(
+    exports: Exports, found: Plan, guesses: Guesses, config: ChannelConfig
+) -> dict[Node, int | None]:
+    """Operations that do not behave as guessed at another width."""
     wrong: dict[Node, int | None] = {}
-    config = rehearsal_config(found)
     for training, graph in exports.traced.items():
         if guesses.keys().isdisjoint(nodes_of(graph.graph_module)):
             continue
+        copy = narrowed_copy(exports.model, found, config)
         try:
-            copy = narrowed_copy(exports.model, found, config)
             narrow = export_in_mode(copy, exports.inputs, training)
-        except Exception:
-            return None  # verification will find out why
+        except Exception as error:
+            nodes = list(nodes_of(graph.graph_module))
+            raise RehearsalFailed(blamed_guesses(error, copy, nodes, guesses)) from error
         wrong |= misread(found, config, guesses, graph, narrow)
     return wrong
 
@@ -141,20 +317,15 @@ def _rehearse(exports: Exports, found: Plan, guesses: Guesses) -> dict[Node, int
 def _run_all_rules(known: Known, exports: Exports) -> Findings:
     found = Findings(known)
     add_tensors(found, exports)
-    tie_attention(found)
+    tie_attention(found, exports.seen.padded)
+    tie_recurrent(found)
     for exported in exports.traced.values():
         run_rules(found, exported, held_tensors(exports.model, exported))
         if exported is exports.first:
             found.folds = folds(found.makers, exported)
             counted = list(found.products), list(found.uncounted)
-    # Of training, only which channels go together is of interest.
+    # The graph of training only shows which channels belong together.
     found.products, found.uncounted = counted
     keep_constants(found)
     keep_tables(found, exports)
     return found
-
-
-def _batch_size(inputs: tuple[Any, ...]) -> int:
-    leaves = tree_leaves(inputs)
-    tensors = [x for x in leaves if isinstance(x, torch.Tensor) and x.dim() > 0]
-    return int(tensors[0].shape[0]) if tensors else 1

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.exported_graphs import Exports, held_tensors, unused
+from anywidth.planning.trace.solver import scaled
 from anywidth.planning.trace.trace_findings import Findings
 from anywidth.planning.trace.value import Traced, shape_of
 
 
 def add_tensors(found: Findings, exports: Exports) -> None:
-    """Adds the parameters and buffers of all graphs by name, every axis of them free as yet."""
+    """Add the parameters and buffers of all graphs by name, with a new variable per axis."""
     model, known = exports.model, found.known
     idle = set.intersection(*(unused(model, graph) for graph in exports.traced.values()))
     for exported in exports.traced.values():
@@ -22,23 +24,41 @@ def add_tensors(found: Findings, exports: Exports) -> None:
                 continue
             shape = shape_of(node.meta["val"])
             why = "takes no part in the traced forward" if name in idle else None
+            kernel = _kernel_dims(model, name, len(shape))
             axes = tuple(
-                found.solver.new(n, why) if n > 1 and (name, i) not in known.positions else None
+                found.solver.new(n, why)
+                if n > 1 and (name, i) not in known.positions and i not in kernel
+                else None
                 for i, n in enumerate(shape)
             )
             found.tensors[name] = Traced(shape, axes, name, source=name)
 
 
-def tie_attention(found: Findings) -> None:
-    """`nn.MultiheadAttention` has one width inside and out: its heads times their size."""
+def _kernel_dims(model: nn.Module, name: str, rank: int) -> range:
+    """The dimensions of a convolution's weight that no channels lie along.
+
+    Code that normalises a weight merges them with its inputs before any layer shows which is which.
+    """
+    path, parametrized, _ = name.partition(".parametrizations.")
+    owner = model.get_submodule(path if parametrized else path.rpartition(".")[0])
+    is_weight = isinstance(owner, _ConvNd) and rank == 2 + len(owner.kernel_size)
+    return range(2, rank) if is_weight else range(0)
+
+
+def tie_attention(found: Findings, padded: set[nn.Module]) -> None:
+    """`nn.MultiheadAttention` has one width inside and outside: its heads times their size.
+
+    For padded sequences, torch's encoder needs an even number of heads.
+    """
     for path, module in found.known.model.named_modules():
         prefix = f"{path}." if path else ""
         is_attention = isinstance(module, nn.MultiheadAttention)
         if not is_attention or f"{prefix}out_proj.weight" not in found.tensors:
             continue
         cursor = Cursor(found, "MultiheadAttention", path)
-        heads = found.solver.new(module.num_heads)
-        width = tuple((variable, module.head_dim) for variable, _ in heads)
+        together = 2 if module in padded and module.num_heads % 2 == 0 else 1
+        heads = scaled(found.solver.new(module.num_heads // together), together) or ()
+        width = scaled(heads, module.head_dim) or ()
         inside = {
             "out_proj.weight": (width, width),
             "in_proj_weight": (width * 3, width),
@@ -57,13 +77,35 @@ def tie_attention(found: Findings) -> None:
             cursor.bind(path, name, width)
 
 
-def keep_constants(found: Findings) -> None:
-    """Fixes the axes of buffers that no weight makes: filter banks, anchors, code books.
+def tie_recurrent(found: Findings) -> None:
+    """Recurrent layers keep the sizes of their weights, and make their first states with them."""
+    for path, module in found.known.model.named_modules():
+        is_cell = isinstance(module, nn.RNNCellBase)
+        if not is_cell and not isinstance(module, nn.RNNBase):
+            continue
+        prefix, suffix = f"{path}." if path else "", "" if is_cell else "_l0"
+        cursor = Cursor(found, type(module).__name__, path)
+        is_projected = getattr(module, "proj_size", 0) > 0
+        for attribute, name in (
+            ("input_size", "weight_ih"),
+            ("proj_size" if is_projected else "hidden_size", "weight_hh"),
+            ("hidden_size", "weight_hr"),
+        ):
+            held = found.tensors.get(prefix + name + suffix)
+            if held is not None and held.axes[1] is not None:
+                cursor.bind(path, attribute, held.axes[1])
 
-    Those that follow a layer's channels, like running statistics, are made by that layer.
+
+def keep_constants(found: Findings) -> None:
+    """Fix the axes of buffers that no weight makes: filter banks, anchors, code books.
+
+    Buffers that follow the channels of a layer, like running statistics, are made by that layer.
     """
     solver = found.solver
     made = solver.variables(found.made)
+    for piece in solver.pieces(tuple((variable, 1) for variable in found.fresh)):
+        if piece[0] not in made:
+            solver.fix((piece,), "an axis of a new tensor")
     for name in found.buffers & found.tensors.keys():
         for axis in found.tensors[name].axes:
             for piece in solver.pieces(axis):
@@ -72,7 +114,7 @@ def keep_constants(found: Findings) -> None:
 
 
 def positions(found: Findings) -> set[tuple[str, int]]:
-    """Axes of parameters that no layer makes or reads: of learned tokens, how many there are."""
+    """Axes of parameters that no layer makes or reads, such as the number of learned tokens."""
     solver = found.solver
     read = [axis for _, axis in found.readers]
     channels = solver.variables([*found.made, *found.summed, *read])

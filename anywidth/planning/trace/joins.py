@@ -1,4 +1,4 @@
-"""Which operations alone read what a layer or a batch norm gives."""
+"""Operations that are the only readers of a layer's or a batch norm's output."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Chains = list[tuple[str, str, str]]
 
 
 def folds(makers: Sequence[Maker], exported: Any) -> Pairs:
-    """(layer, batch norm) where nothing but the norm reads the layer's output.
+    """(layer, batch norm) in which only the norm reads the layer's output.
 
-    `makers` are the calls of layers in this graph alone.
+    `makers` are the calls of layers in this graph.
     """
     times = Counter(maker.layer for maker in makers)
     layers = {m.node: m.layer for m in makers if m.can_fold and m.layer and times[m.layer] == 1}
@@ -34,9 +34,9 @@ def folds(makers: Sequence[Maker], exported: Any) -> Pairs:
 
 
 def activations_and_prologues(exports: Exports) -> tuple[Pairs, Chains]:
-    """(batch norm, activation), and those with the convolution that alone reads the activation.
+    """(batch norm, activation), and triples with the convolution that alone reads the activation.
 
-    They are joined in training, where more may come between or read along.
+    They are joined in training, where there may be other operations in between and other readers.
     """
     graph = exports.first
     pairs = [
@@ -64,12 +64,12 @@ def _norms(exported: Any) -> list[Node]:
 
 
 def _read_alone(exported: Any) -> list[tuple[Node, Node]]:
-    """Batch norms that are called once, each with the one operation that reads its output."""
+    """Batch norms that are called once, each with the only operation that reads its output."""
     return [(norm, next(iter(norm.users))) for norm in _norms(exported) if len(norm.users) == 1]
 
 
 def _prologues(exported: Any) -> Chains:
-    """(batch norm, activation, convolution), each alone in reading what the one before gives."""
+    """(batch norm, activation, convolution), each the only reader of the one before."""
     nodes = nodes_of(exported.graph_module)
     convolutions = Counter(layer_of(node) for node in nodes if op_name(node.target) == "conv2d")
     found = []

@@ -10,27 +10,34 @@ import torch
 from torch.fx import GraphModule, Node
 
 from anywidth.planning.trace.rules.table import PRODUCTS, RULES
+from anywidth.planning.trace.value import shape_of
 
-# `torch.autocast` and `torch.no_grad` in a forward: what is inside becomes a graph of its own.
+# `torch.autocast` and `torch.no_grad` in a forward: the code inside becomes a separate graph.
 REGIONS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
 
 
 def op_name(target: Any) -> str:
-    """The name of an operation; one that works in place counts as the one that does not."""
+    """The name of an operation; the in-place variant has the same name."""
     if not hasattr(target, "_schema"):
         return getattr(target, "__name__", str(target))
     name: str = target._schema.name.removeprefix("aten::")
     return name if name in RULES or not name.endswith("_") else name.rstrip("_")
 
 
+def is_in_place(node: Node) -> bool:
+    """Whether an operation changes one of its arguments."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
 def layer_of(node: Node) -> str:
-    """The path of the innermost module an operation was called in."""
+    """The path of the innermost module that called an operation."""
     stack = node.meta.get("nn_module_stack") or {}
     return next((path for path, _ in reversed(stack.values())), "") if stack else ""
 
 
 def region_of(node: Node) -> tuple[GraphModule, Sequence[Any]] | None:
-    """The graph inside a region and the arguments it is given; None for any other node."""
+    """The graph inside a region and its arguments; None if the node is not a region."""
     if node.op != "call_function" or op_name(node.target) not in REGIONS:
         return None
     for place, argument in enumerate(node.args):
@@ -42,7 +49,7 @@ def region_of(node: Node) -> tuple[GraphModule, Sequence[Any]] | None:
 
 
 def nodes_of(module: GraphModule) -> Iterator[Node]:
-    """All nodes in the order they run, those inside regions too."""
+    """All nodes in the order they run, including those inside regions."""
     for node in module.graph.nodes:
         yield node
         region = region_of(node)
@@ -51,7 +58,7 @@ def nodes_of(module: GraphModule) -> Iterator[Node]:
 
 
 def leaving_nodes(module: GraphModule) -> set[Node]:
-    """Nodes whose values reach an output of the graph with no product between."""
+    """Nodes whose values reach an output of the graph without a product in between."""
     found: set[Node] = set()
     left = list(module.graph.output_node().all_input_nodes)
     while left:
@@ -72,7 +79,7 @@ def leaving_nodes(module: GraphModule) -> set[Node]:
 
 
 def gives_indices(node: Node) -> bool:
-    """Whether anything reads the indices that an operation gives beside its values."""
+    """Whether anything reads the indices that an operation returns with its values."""
     metas = node.meta.get("val")
     return isinstance(metas, list | tuple) and any(
         user.users and not metas[int(str(user.args[1]))].is_floating_point()
@@ -82,7 +89,7 @@ def gives_indices(node: Node) -> bool:
 
 
 def number_of(node: Node) -> float | None:
-    """The number that an operation scales its result by, if it is given one."""
+    """The number by which an operation scales its result; None if there is none."""
     name = op_name(node.target)
     if name in ("mul", "div") and len(node.args) > 1:
         number = node.args[1]
@@ -95,6 +102,6 @@ def number_of(node: Node) -> float | None:
 
 
 def shapes_of(meta: Any) -> list[tuple[int, ...]]:
-    """The shape of each tensor that an operation gives."""
+    """The shape of each result of an operation."""
     metas = meta if isinstance(meta, list | tuple) else [meta]
-    return [tuple(int(n) for n in m.shape) for m in metas if isinstance(m, torch.Tensor)]
+    return [shape_of(m) for m in metas if isinstance(m, torch.Tensor)]

@@ -1,7 +1,7 @@
-"""Running a network narrower than it is, to see which dimensions its reshapes really narrow.
+"""Run a narrower copy of a network, to see which dimensions its reshapes really narrow.
 
-A graph shows the sizes of a reshape, not how the code came by them: of `view(b, 8, c // 8)` it
-shows two numbers, and either could be the constant. Rules guess; a rehearsal tells.
+A graph shows the sizes of a reshape, not how the code computed them: `view(b, 8, c // 8)` appears
+as two numbers, and either could be the constant. Rules guess, and a rehearsal checks the guess.
 """
 
 from __future__ import annotations
@@ -21,13 +21,26 @@ from anywidth.width import ChannelConfig
 
 
 def rehearsal_config(plan: Plan) -> ChannelConfig:
-    """About half of every elastic group: whatever can narrow does."""
+    """About half of every elastic group, so that everything that can narrow does."""
     halves = {g.name: (g.channels // g.unit + 1) // 2 * g.unit for g in plan.elastic()}
     return plan.full.replace(halves)
 
 
+def uneven_config(plan: Plan) -> ChannelConfig:
+    """About half of every second elastic group, three quarters of the others.
+
+    Unlike half of every group, this tells groups of one size apart.
+    """
+    sizes = {}
+    for number, group in enumerate(plan.elastic()):
+        count = group.channels // group.unit
+        kept = (count + 1) // 2 if number % 2 else count - max(1, count // 4)
+        sizes[group.name] = max(1, kept) * group.unit
+    return plan.full.replace(sizes)
+
+
 def narrowed_copy(model: nn.Module, plan: Plan, config: ChannelConfig) -> nn.Module:
-    """A copy at a configuration, its tensors parts of the original's."""
+    """A copy at a configuration, whose tensors are parts of the original's."""
     memo: dict[int, Any] = {}
     for name, axes in plan.tensors.items():
         path, _, key = name.rpartition(".")
@@ -63,16 +76,16 @@ def narrowed_copy(model: nn.Module, plan: Plan, config: ChannelConfig) -> nn.Mod
 def misread(
     plan: Plan, config: ChannelConfig, guesses: Guesses, full: Any, narrow: Any
 ) -> dict[Node, int | None]:
-    """Operations whose narrow shapes are not the foretold ones.
+    """Operations whose narrow shapes are not as predicted.
 
-    For each, the one dimension that does narrow; None where there is no such dimension. `full`
-    and `narrow` are the network's graphs at full size and at `config`.
+    For each, the one dimension that narrows; None if there is no such dimension. `full` and
+    `narrow` are the network's graphs at full size and at `config`.
     """
     wrong: dict[Node, int | None] = {}
     pairs = zip(nodes_of(full.graph_module), nodes_of(narrow.graph_module), strict=False)
     for node, twin in pairs:
         if _operation(node) != _operation(twin):
-            break  # the code took another way: what comes next cannot be compared
+            break  # the code took another path: the rest cannot be compared
         if node not in guesses:
             continue
         results, number = guesses[node]

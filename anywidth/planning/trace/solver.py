@@ -1,11 +1,11 @@
-"""Which sizes must be equal: variables for stretches of channels, merged and split as rules ask.
+"""Which sizes must be equal: variables for stretches of channels, which rules merge and split.
 
 An axis is a tuple of (variable, multiplicity) pairs: a variable of n units with multiplicity m
 stands for n * m entries of the axis, m neighbours for each unit. `None` is an axis that never
 changes. Narrowing a variable to its first k units narrows the stretch to its first k * m entries.
 
-Merging and splitting replaces variables. An axis that names replaced ones stays valid: `pieces`
-gives what it stands for now, and whatever looks inside an axis asks for that first.
+Merging and splitting replaces variables. An axis with replaced variables stays valid: `pieces`
+returns its present variables, and code that looks inside an axis calls it first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Unsplittable(Exception):
 
 
 def scaled(axis: TracedAxis, times: int) -> TracedAxis:
-    """The axis with each entry become `times` neighbours."""
+    """The axis in which each entry has become `times` neighbouring entries."""
     return None if axis is None else tuple((variable, m * times) for variable, m in axis)
 
 
@@ -34,7 +34,7 @@ class Solver:
         self._fixed: dict[int, str] = {}
 
     def new(self, units: int, fixed: str | None = None) -> Pieces:
-        """A fresh axis of one variable."""
+        """A new axis of one new variable."""
         self._units.append(units)
         variable = len(self._units) - 1
         if fixed is not None:
@@ -42,7 +42,7 @@ class Solver:
         return ((variable, 1),)
 
     def pieces(self, axis: TracedAxis) -> Pieces:
-        """The axis in variables that nothing has replaced; of a constant, none."""
+        """The axis in present variables; an empty tuple for a constant axis."""
         result: list[tuple[int, int]] = []
         for variable, multiplicity in axis or ():
             if variable in self._became:
@@ -62,26 +62,27 @@ class Solver:
         return sum(self._units[variable] * m for variable, m in self.pieces(axis))
 
     def repeated_part(self, axis: TracedAxis, times: int) -> TracedAxis:
-        """What an axis is `times` times over, one after the other; None if it is no such axis."""
+        """The part that an axis repeats `times` times; None if the axis is no such repetition."""
         pieces = self.pieces(axis)
         part = pieces[: len(pieces) // times]
         return part if part and pieces == part * times else None
 
     def fixed(self, variable: int) -> str | None:
-        """Why the variable never narrows; None if it may."""
+        """The reason why a variable never narrows; None if it can."""
         return self._fixed.get(variable)
 
     def fix(self, axis: TracedAxis, reason: str) -> None:
-        """Keeps every channel of an axis; the first reason given stays."""
+        """Keep every channel of an axis; the first reason that was given counts."""
         for variable, _ in self.pieces(axis):
             self._fixed.setdefault(variable, reason)
 
     def unify(
         self, first: TracedAxis, second: TracedAxis, reason: str, uneven: str = "cut inside a unit"
     ) -> TracedAxis:
-        """Makes two axes of one size shrink together.
+        """Make two axes of one size shrink together.
 
-        `reason` is kept if one is constant, `uneven` if one begins inside the other's units.
+        `reason` is used if one of them is constant, `uneven` if a unit of one begins inside a unit
+        of the other.
         """
         if first is None or second is None:
             self.fix(first, reason)
@@ -103,14 +104,14 @@ class Solver:
                 self.fix(first, uneven)
                 self.fix(second, uneven)
                 return None
-            # Either may have replaced a variable that comes again further on.
+            # Both may have replaced a variable that occurs again further on.
             left, right = self.pieces(left), self.pieces(right)
         return first
 
     def cut(self, axis: TracedAxis, sizes: Sequence[int]) -> list[Pieces]:
         """The axis in consecutive parts of the given sizes; may split variables in two.
 
-        Raises Unsplittable, with nothing changed, if a cut falls inside a unit.
+        If a cut falls inside a unit, Unsplittable is raised and nothing is changed.
         """
         self._check_cuts(axis, sizes)
         parts: list[Pieces] = []
@@ -144,7 +145,7 @@ class Solver:
             start = end
 
     def _cut(self, variable: int, multiplicity: int, size: int) -> None:
-        """Replaces a variable by two, the first of `size` entries at this multiplicity."""
+        """Replace a variable by two; the first has `size` entries at this multiplicity."""
         if size % multiplicity:
             raise Unsplittable
         reason = self._fixed.get(variable)

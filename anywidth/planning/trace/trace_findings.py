@@ -1,4 +1,4 @@
-"""What a trace knows when it begins, and what it finds."""
+"""The knowledge that a trace starts with, and its findings."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from anywidth.planning.trace.value import Traced
 
 
 class Misreading(NamedTuple):
-    """An operation that a rehearsal found to do other than guessed.
+    """An operation that did not behave as guessed in a rehearsal.
 
-    `dim` is the one dimension that narrows, if there is one; `times` how often a guess was wrong.
+    `dim` is the one dimension that narrows, if there is one; `times` counts wrong guesses.
     """
 
     dim: int | None
@@ -25,24 +25,26 @@ class Misreading(NamedTuple):
 
 @dataclass(frozen=True)
 class Known:
-    """The network, and what was learned about it before.
+    """The network, and what earlier passes have shown.
 
     Args:
-        batch: how many examples there are in the example input.
-        misread: what rehearsals showed.
-        positions: (parameter, index of an axis) that tokens or positions lie along, not channels.
+        batch: number of examples in the example input.
+        misread: results of rehearsals.
+        failed: operations at which a narrow network may have failed, and how often.
+        positions: (parameter, index of an axis) of axes of tokens or positions, not of channels.
     """
 
     model: nn.Module
     batch: int = 1
     misread: Mapping[Node, Misreading] = field(default_factory=dict)
+    failed: Mapping[Node, int] = field(default_factory=dict)
     positions: frozenset[tuple[str, int]] = frozenset()
 
 
 class Maker(NamedTuple):
     """A call of a convolution or linear layer.
 
-    `can_fold` says whether a batch norm of its output could be merged into the weight it holds.
+    `can_fold`: whether a batch norm after it could be folded into its weight.
     """
 
     layer: str
@@ -54,7 +56,8 @@ class Maker(NamedTuple):
 class Follower(NamedTuple):
     """An attribute of a module that follows an axis; one of its entries if it is a tuple.
 
-    With `power` it is `whole` at full width, and goes with that power of the axis's size.
+    With `power` it is `whole` at full width, and follows that power of the size of the axis.
+    `is_tried`: only a rehearsal can show that it follows.
     """
 
     path: str
@@ -63,10 +66,11 @@ class Follower(NamedTuple):
     place: int | None = None
     power: float | None = None
     whole: float | None = None
+    is_tried: bool = False
 
 
 class WidthConstant(NamedTuple):
-    """A number that multiplies or divides channels, and is a power of how many there are."""
+    """A number that multiplies or divides channels, and is a power of their number."""
 
     node: Node
     place: str
@@ -76,7 +80,7 @@ class WidthConstant(NamedTuple):
 
 
 class Product(NamedTuple):
-    """Multiply-adds: a constant times the sizes of axes, for all examples or for none."""
+    """Multiply-adds: a constant times the sizes of axes, for the whole batch or without it."""
 
     layer: str
     factor: int
@@ -86,28 +90,31 @@ class Product(NamedTuple):
 
 @dataclass
 class Findings:
-    """What rules have said so far.
+    """What the rules have found so far.
 
     Args:
         tensors: parameters and buffers by name.
         makers: every call of a convolution or linear layer, in order.
-        readers: (layer, input axis) of those.
-        made: axes that learned weights make, in a layer or not.
+        readers: (layer, input axis) of these calls.
+        made: axes that learned weights make, inside or outside a layer.
         summed: axes of parameters that products outside of layers sum over.
-        merged: axes that a reshape merges with others, so that neither narrows.
-        products: what is counted as cost.
+        attended: axes of products of two activations: heads, and the axes their scores sum over.
+        merged: axes that a reshape merges with others, so that none of them narrows.
+        products: the terms of the cost.
         uncounted: operations with weights for which no cost was counted.
         followers: attributes that follow an axis.
         inputs: for each weight that output averaging scales, the index of its input axis.
-        moving: operations whose later parts begin elsewhere in the whole network than in a narrow
-            one.
-        folds: (layer, batch norm) where nothing but the norm reads the layer's output.
-        joining: parameters and buffers that meet what depends on the input, not as a weight of it.
-        notes: what a reader of the plan should know.
-        constants: numbers that a rehearsal should see follow the width.
-        staying: those that do not, whatever attribute follows.
+        moving: operations whose later parts begin at another place in a narrow network.
+        folds: (layer, batch norm) in which only the norm reads the layer's output.
+        joining: parameters and buffers that are combined with activations, but not as weights.
+        notes: remarks for the reader of the plan.
+        constants: numbers that should follow the width, which a rehearsal checks.
+        staying: numbers that do not follow it, whatever attribute does.
         scales: for each buffer that is a power of an axis's size, the axis and the power.
-        guesses: operations whose sizes were worked out in Python, with the results rules guess.
+        reread: operations with a new guess, because a narrow network failed.
+        sized: operations whose sizes may come from an attribute that was not tried.
+        fresh: variables of new tensors' axes, until they meet channels.
+        guesses: operations whose sizes Python computed, with the results that rules guess.
     """
 
     known: Known
@@ -117,6 +124,7 @@ class Findings:
     readers: list[tuple[str, TracedAxis]] = field(default_factory=list)
     made: list[TracedAxis] = field(default_factory=list)
     summed: list[TracedAxis] = field(default_factory=list)
+    attended: list[TracedAxis] = field(default_factory=list)
     merged: list[TracedAxis] = field(default_factory=list)
     products: list[Product] = field(default_factory=list)
     uncounted: list[str] = field(default_factory=list)
@@ -129,13 +137,26 @@ class Findings:
     constants: list[WidthConstant] = field(default_factory=list)
     staying: list[WidthConstant] = field(default_factory=list)
     scales: dict[str, tuple[Pieces, float]] = field(default_factory=dict)
+    reread: set[Node] = field(default_factory=set)
+    sized: set[Node] = field(default_factory=set)
+    fresh: set[int] = field(default_factory=set)
     guesses: dict[Node, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.buffers = {name for name, _ in self.known.model.named_buffers()}
 
+    def fresh_axis(self, size: int) -> Pieces:
+        """An axis of a new tensor that narrows if it meets channels."""
+        axis = self.solver.new(size)
+        self.fresh.add(axis[0][0])
+        return axis
+
+    def is_fresh(self, axis: TracedAxis) -> bool:
+        """Whether an axis belongs to a new tensor and has met no channels yet."""
+        return axis is not None and self.fresh.issuperset(self.solver.variables([axis]))
+
     def is_parameter(self, value: Any) -> bool:
-        """Whether a value is a parameter or a view of one; not a buffer, nor computed."""
+        """Whether a value is a parameter or a view of one, not a buffer or computed."""
         is_held = isinstance(value, Traced) and value.source is not None
         return is_held and value.source not in self.buffers
 

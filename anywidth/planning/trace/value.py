@@ -1,4 +1,4 @@
-"""What is known of a tensor of the exported graph."""
+"""A tensor of the exported graph, and what its axes are made of."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import torch
 
 from anywidth.planning.trace.solver import TracedAxis
 
+# Stands for a size without an upper limit; no real size equals it.
+UNKNOWN = 1_000_003
+
 
 @dataclass(frozen=True)
 class Traced:
     """A tensor of the exported graph: its full shape, and what each of its axes is made of.
 
-    `name` is that of the parameter or buffer that it is; under weight norm, of its magnitude,
-    which scales it as a whole. `source` is that of the one that it is, or is a view of.
+    If it is a parameter or buffer, `name` is its name; under weight norm, that of the magnitude,
+    which scales the whole tensor. `source` is the name of the parameter or buffer that it is, or
+    of which it is a view.
     """
 
     shape: tuple[int, ...]
@@ -27,11 +31,23 @@ class Traced:
 def shape_of(value: Any) -> tuple[int, ...]:
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"not a tensor in the exported graph: {type(value)}")
-    return tuple(int(n) for n in value.shape)
+    return tuple(size_of(n) for n in value.shape)
+
+
+def size_of(size: int | torch.SymInt) -> int:
+    """A size; if it depends on values (the number of nonzero entries), its largest value."""
+    if isinstance(size, int):
+        return size
+    node: Any = size.node
+    symbols = sorted(node.expr.free_symbols, key=str)
+    ranges = node.shape_env.var_to_range
+    most = [ranges[s].upper if s in ranges else UNKNOWN for s in symbols]
+    known = {s: int(n) if n <= UNKNOWN else UNKNOWN for s, n in zip(symbols, most, strict=True)}
+    return int(node.expr.subs(known))
 
 
 def as_constant(meta: Any) -> Any:
-    """The tensors that an operation gives, with no axis that narrows."""
+    """The results of an operation, with no axis that narrows."""
     if isinstance(meta, torch.Tensor):
         return Traced(shape_of(meta), (None,) * meta.dim())
     if isinstance(meta, list | tuple):

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.solver import Pieces, TracedAxis, Unsplittable, scaled
 from anywidth.planning.trace.value import Traced
 
-# An axis repeated more often than this by a merge is not followed any further.
+# An axis that a merge repeats more often than this is fixed.
 MOST_PIECES = 1024
-# Each takes a rehearsal; more are not worth it.
+# Each needs a rehearsal; more are not worth the time.
 MOST_GUESSES = 4
-# Reshapes that are given no sizes.
+# Reshapes without sizes as arguments.
 SIZED_BY_TORCH = ("flatten", "squeeze")
 
 
-def reshape(cursor: Cursor, value: Traced, shape: Sequence[int]) -> Traced:
-    """Matches the old dimensions with the new ones in blocks of equal size."""
+def reshape(cursor: Cursor, value: Traced, shape: Sequence[int], rest: int | None = None) -> Traced:
+    """Match old and new dimensions in blocks of equal size.
+
+    `rest` is the dimension that the code gives as -1.
+    """
     misreading = cursor.misreading
     if misreading is not None and misreading.times > MOST_GUESSES:
         cursor.fix(value, _hidden(cursor))
     inside = shape[1:] if shape[:1] == value.shape[:1] else shape
-    if cursor.op not in SIZED_BY_TORCH and sum(n > 1 for n in inside) > 1:
+    is_sized = sum(n > 1 for n in inside) > 1 or rest == 0
+    if cursor.op not in SIZED_BY_TORCH and is_sized:
         cursor.guess()
     axes: list[TracedAxis] = []
     old = 0
@@ -43,18 +47,24 @@ def reshape(cursor: Cursor, value: Traced, shape: Sequence[int]) -> Traced:
                 new += 1
             else:
                 break
-        axes += _block(cursor, value, olds, {i: shape[i] for i in news}).values()
+        axes += _block(cursor, value, olds, {i: shape[i] for i in news}, rest).values()
     return cursor.output(axes)
 
 
 def _block(
-    cursor: Cursor, value: Traced, olds: Sequence[int], sizes: Mapping[int, int]
+    cursor: Cursor,
+    value: Traced,
+    olds: Sequence[int],
+    sizes: Mapping[int, int],
+    rest: int | None,
 ) -> dict[int, TracedAxis]:
-    """The new dimensions, given by their sizes, that some of the old ones become."""
+    """The axes of the new dimensions, given by their sizes, that some old dimensions become."""
     solver, misreading = cursor.solver, cursor.misreading
     kept = [i for i in olds if value.shape[i] > 1]
     elastic = [i for i in kept if value.axes[i] is not None]
     constant: dict[int, TracedAxis] = dict.fromkeys(sizes)
+    if len(elastic) > 1:  # it has met no channels, so it is not one of theirs
+        elastic = [i for i in elastic if not cursor.found.is_fresh(value.axes[i])]
     if len(elastic) > 1:
         for i in elastic:
             cursor.found.merged.append(value.axes[i])
@@ -69,15 +79,18 @@ def _block(
         return constant
     merged = tuple((variable, m * inner) for variable, m in axis) * outer
     wide = [i for i, size in sizes.items() if size > 1]
+    if len(wide) > 1 and cursor.found.is_fresh(axis):
+        solver.fix(axis, _hidden(cursor))
+        return constant
     if len(wide) == 1:
-        if misreading is not None and misreading.dim != wide[0]:
-            _follow_attribute(cursor, merged, sizes[wide[0]], misreading.times)
+        _follow_attribute(cursor, merged, wide[0], sizes[wide[0]])
         return {**constant, wide[0]: merged}
     if misreading is not None and (misreading.dim is None or misreading.times > 1):
         solver.fix(axis, _hidden(cursor))
         return constant
     known = wide.index(misreading.dim) if misreading and misreading.dim in wide else None
-    place, found = _split(cursor, merged, [sizes[i] for i in wide], known)
+    left = wide.index(rest) if rest in wide else None
+    place, found = _split(cursor, merged, [sizes[i] for i in wide], known, left)
     return {**constant, wide[place]: found}
 
 
@@ -85,30 +98,35 @@ def _hidden(cursor: Cursor) -> str:
     return f"reshaped to a size worked out in Python by {cursor.place}"
 
 
-def _follow_attribute(cursor: Cursor, axis: Pieces, size: int, times: int) -> None:
-    """Tries the module's attributes of this size one after the other; fixes the axis if none is it.
+def _follow_attribute(cursor: Cursor, axis: Pieces, dim: int, size: int) -> None:
+    """Try the module's attributes of this size one after the other; fix the axis if none works.
 
-    The size stayed as it was in a rehearsal, so it is a number that the module keeps.
+    The size did not change in a rehearsal, so the module must keep it as a number.
     """
-    names = [
-        name
-        for name, number in vars(cursor.module).items()
-        if type(number) is int and number == size and not name.startswith("_")
-    ]
-    if times <= len(names):
-        cursor.bind(cursor.layer, names[times - 1], axis)
+    names: list[str | None] = [None, *sorted(cursor.sized_by(size), key=_is_feature_count)]
+    misreading = cursor.misreading
+    if misreading is None:
+        name = cursor.next_guess(names)
+    elif misreading.dim == dim:
+        name = None
+    elif misreading.times < len(names):
+        name = names[misreading.times]
     else:
-        cursor.solver.fix(axis, _hidden(cursor))
+        return cursor.solver.fix(axis, _hidden(cursor))
+    if name is not None:
+        cursor.bind(cursor.layer, name, axis, is_tried=True)
+    return None
 
 
 def _split(
-    cursor: Cursor, axis: Pieces, sizes: Sequence[int], known: int | None
+    cursor: Cursor, axis: Pieces, sizes: Sequence[int], known: int | None, rest: int | None
 ) -> tuple[int, TracedAxis]:
     """Which of the new dimensions narrows, and what it is made of.
 
-    What a rehearsal made known decides; else the structure the axis already has, where it can;
-    else a number of heads that the module knows by name, and failing that the largest dimension
-    (a shuffle's other dimension is its number of groups, a pixel shuffle's its scale).
+    In this order: the result of a rehearsal; the present structure of the axis, if it decides; a
+    number of heads that the module has under a known name; the dimension given as -1, unless it is
+    the last; the largest dimension (the other dimension of a shuffle is its number of groups, that
+    of a pixel shuffle its scale).
     """
     solver = cursor.solver
     for place in range(len(sizes)) if known is None else [known]:
@@ -117,9 +135,10 @@ def _split(
         is_block = part is not None and solver.size(part) == sizes[place] * after
         if part is not None and is_block and all(m % after == 0 for _, m in part):
             return place, tuple((variable, m // after) for variable, m in part)
-    heads = _heads(cursor, sizes) if known is None else None
-    largest = max(range(len(sizes)), key=lambda i: (sizes[i], i))
-    place = known if known is not None else heads[0] if heads else largest
+    likely = max(range(len(sizes)), key=lambda i: (sizes[i], i))
+    if rest is not None and rest < len(sizes) - 1:
+        likely = rest
+    place, name = _guess(cursor, sizes, likely) if known is None else (known, None)
     before, after = math.prod(sizes[:place]), math.prod(sizes[place + 1 :])
     try:
         parts = solver.cut(axis, [sizes[place] * after] * before)
@@ -129,16 +148,29 @@ def _split(
     found = solver.new(sizes[place])
     for part in parts:
         cursor.unify(part, scaled(found, after))
-    if heads:
-        cursor.bind(cursor.layer, heads[1], found)
+    if name is not None:
+        cursor.bind(cursor.layer, name, found)
     return place, found
 
 
-def _heads(cursor: Cursor, sizes: Sequence[int]) -> tuple[int, str] | None:
-    """A dimension, not the last, whose size the module around keeps as its number of heads."""
+def _guess(cursor: Cursor, sizes: Sequence[int], likely: int) -> tuple[int, str | None]:
+    """The next guess: which dimension narrows, and the attribute that has its size.
+
+    Numbers of heads that the module keeps come first, then the likely dimension, then the others.
+    """
+    guesses: list[tuple[int, str | None]] = list(_heads(cursor, sizes))
+    guesses += [(i, None) for i in [likely, *range(len(sizes))] if (i, None) not in guesses]
+    return cursor.next_guess(guesses) or guesses[0]
+
+
+def _is_feature_count(name: str) -> bool:
+    """Whether a number is by its name how many features there are, which heads keep."""
+    return "dim" in name or "size" in name
+
+
+def _heads(cursor: Cursor, sizes: Sequence[int]) -> Iterator[tuple[int, str]]:
+    """Dimensions, except the last, whose size the module has as its number of heads."""
     for name, number in vars(cursor.module).items():
-        if "head" in name and isinstance(number, int) and "dim" not in name:
+        if "head" in name and not _is_feature_count(name) and isinstance(number, int):
             places = [i for i in range(len(sizes) - 1) if sizes[i] == number]
-            if places:
-                return places[-1], name
-    return None
+            yield from ((place, name) for place in places[-1:])

@@ -1,4 +1,4 @@
-"""Passing over a graph once, a rule per node."""
+"""One pass over a graph, with one rule per node."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.fixed_tables import meets_channels
 from anywidth.planning.trace.nodes import (
     gives_indices,
+    is_in_place,
     layer_of,
     leaving_nodes,
     op_name,
     region_of,
     shapes_of,
 )
-from anywidth.planning.trace.rules.table import MAKERS, RULES, VIEWS
+from anywidth.planning.trace.rules.table import LOOKUPS, MAKERS, RULES, VIEWS
 from anywidth.planning.trace.trace_findings import Findings
 from anywidth.planning.trace.value import Traced, as_constant
 from anywidth.planning.trace.width_constants import look_for_constant
 
+# Why the outputs of a network stay whole.
+OUTPUT = "is an output of the model"
+
 
 def run_rules(found: Findings, exported: Any, held: dict[str, str]) -> None:
-    """Runs the rules over a graph; `held` names its inputs that are parameters or buffers."""
+    """Run the rules over a graph; `held` names the inputs that are parameters or buffers."""
     walk = Walk(found, leaving_nodes(exported.graph_module))
     inputs = exported.graph.find_nodes(op="placeholder")
     for node in inputs:
@@ -44,11 +48,11 @@ def run_rules(found: Findings, exported: Any, held: dict[str, str]) -> None:
         if uses - MAKERS.keys() and uses & MAKERS.keys():
             # Averaging would scale a tied embedding too.
             found.inputs.pop(held.get(node.name, ""), None)
-    Cursor(found, "output", "").fix(outputs, "is an output of the model")
+    Cursor(found, "output", "").fix(outputs, OUTPUT)
 
 
 class Walk:
-    """What is known of the nodes passed so far."""
+    """The values of the nodes that were visited so far."""
 
     def __init__(self, found: Findings, leaving: set[Node]) -> None:
         self.found = found
@@ -58,7 +62,7 @@ class Walk:
         self.batched: set[Node] = set()
 
     def run(self, module: GraphModule) -> Any:
-        """Passes over a graph whose inputs are known; returns its outputs."""
+        """Visit all nodes of a graph whose inputs are known, and return its outputs."""
         for node in module.graph.nodes:
             if node.op == "call_function":
                 self.values[node] = self._call(node)
@@ -89,6 +93,8 @@ class Walk:
         if node.target is operator.getitem:
             return arguments[0][arguments[1]]
         op, meta = op_name(node.target), node.meta.get("val")
+        if not node.users and not is_in_place(node):
+            return as_constant(meta)  # code that only reads its size
         leaves = (node in self.leaving and not self._compares(node)) or gives_indices(node)
         cursor = Cursor(self.found, op, layer_of(node), meta, node, is_batched, leaves)
         if op not in RULES or not hasattr(node.target, "_schema"):
@@ -97,20 +103,25 @@ class Walk:
         bound = {a.name: a.default_value for a in names if a.has_default_value()}
         bound |= {a.name: value for a, value in zip(names, arguments, strict=False)}
         result = RULES[op](cursor, SimpleNamespace(**(bound | keywords)))
-        if op in VIEWS and isinstance(arguments[0], Traced):
+        if arguments and isinstance(result, Traced) and self._is_of(op, arguments[0]):
             result = replace(result, source=arguments[0].source)
         self.values[node] = result
         look_for_constant(cursor, self.values)
         return result
 
+    def _is_of(self, op: str, given: Any) -> bool:
+        """Whether an operation returns its argument, or some rows of a parameter."""
+        is_row = op in LOOKUPS and self.found.is_parameter(given)
+        return is_row or (op in VIEWS and isinstance(given, Traced))
+
     def _compares(self, node: Node) -> bool:
-        """Whether an operation sums what two tensors have in common, which any channels may be."""
+        """Whether an operation sums over an axis of two tensors, which may be any channels."""
         product = node.all_input_nodes[0] if op_name(node.target) == "sum" else node
         factors = product.all_input_nodes if op_name(product.target) == "mul" else []
         return len(factors) == 2 and all(factor in self.batched for factor in factors)
 
     def _makes_batch(self, node: Node) -> bool:
-        """Whether an operation makes something for each example: a first state, learned queries."""
+        """Whether an operation makes something per example: first states, learned queries."""
         shapes = shapes_of(node.meta.get("val"))
         read = [shape for n in node.all_input_nodes for shape in shapes_of(n.meta.get("val"))]
         batch = self.found.known.batch
@@ -131,7 +142,7 @@ class Walk:
 
 
 def _without_rule(cursor: Cursor, given: Sequence[Any]) -> Any:
-    """Fixes all that an unknown operation touches; says so if it has weights of unknown cost."""
+    """Fix all axes that an unknown operation touches; note it if its cost is unknown."""
     cursor.fix(given, f"no rule for the operation {cursor.op}")
     values = [v for item in given for v in (item if isinstance(item, list) else [item])]
     weights = [v for v in values if cursor.found.is_parameter(v) and len(v.shape) > 1]

@@ -1,7 +1,7 @@
-"""Numbers that are a power of how many channels there are: 1/64, or the root of 64.
+"""Numbers that are a power of a number of channels, such as 1/64, or the square root of 64.
 
-They were worked out for the full width, from an attribute of a module as a rule. At another width
-they must follow, or what they scale is too large or too small. A rehearsal tells which do.
+They were computed for the full width, usually from an attribute of a module. At another width they
+must follow, otherwise the scaled values are too large or too small. A rehearsal shows which do.
 """
 
 from __future__ import annotations
@@ -25,20 +25,30 @@ ROOTS = (0.5, -0.5)
 MEANS = (1.0, -1.0)
 # Of fewer channels, powers are numbers that mean anything.
 FEWEST = 8
-# How far back a sum or product may lie.
+# The largest gain of an activation that weights are scaled by: of GELU 1.7, of sigmoid 4.8.
+MOST_GAIN = 5.0
+# How many operations back a sum or product may be.
 MOST_STEPS = 6
+# Products of two tensors whose last and second last axes, or last axes, are summed over.
+SCORES = ("matmul", "bmm", "scaled_dot_product_attention")
 # Passed on the way from a buffer to what it scales.
 CASTS = ("to", "_to_copy", "type_as", "clone", "detach", "alias", "lift_fresh_copy", "contiguous")
 
 
 def look_for_constant(cursor: Cursor, values: dict[Node, Any]) -> None:
-    """Reports a number that the present operation multiplies or divides by, if it is one."""
+    """Report a number by which the present operation multiplies or divides, if it is a power."""
     node = cursor.node
     assert node is not None
     number, tolerance, name = number_of(node), 1e-6, None
     if number is None and cursor.op in ("mul", "div"):
         number, tolerance, name = _held_number(cursor, node, values)
     if number is None or number <= 0:
+        return
+    if _is_of_features(node, number, values):
+        return
+    inputs = _scaled_inputs(cursor, number, values) if name is None else None
+    if inputs is not None and _is_open(cursor, inputs):
+        _report(cursor, WidthConstant(node, cursor.place, number, inputs, -0.5), is_explained=False)
         return
     own = cursor.solver.variables(_axes(node, values))
     for axis in _related(node, values):
@@ -55,8 +65,25 @@ def look_for_constant(cursor: Cursor, values: dict[Node, Any]) -> None:
         return
 
 
+def _scaled_inputs(cursor: Cursor, number: float, values: dict[Node, Any]) -> TracedAxis:
+    """The inputs of a weight that is scaled by 1/sqrt(their number times the kernel's), or None.
+
+    The gain of an activation, such as sqrt(2), is often part of the number. What is scaled is the
+    weight itself (equalized learning rates), or the scale of a normalised weight (NFNets).
+    """
+    held = [values.get(node) for node in cursor.node.all_input_nodes] if cursor.node else []
+    weight = cursor.found.tensors.get(f"{cursor.layer}.weight")
+    is_own = all(
+        isinstance(v, Traced) and (v.source or "").startswith(f"{cursor.layer}.") for v in held
+    )
+    if weight is None or len(weight.shape) < 2 or not held or not is_own:
+        return None
+    gain = number * math.sqrt(math.prod(weight.shape[1:]))
+    return weight.axes[1] if 1 - 1e-6 <= gain <= MOST_GAIN else None
+
+
 def _report(cursor: Cursor, constant: WidthConstant, is_explained: bool) -> None:
-    """Has a number rehearsed; if it stayed before, together with an attribute that it may be of."""
+    """Let a rehearsal check a number; if it did not follow before, then with an attribute."""
     times = cursor.misreading.times if cursor.misreading else 0
     attributes = list(_attributes(cursor, constant))
     if times > len(attributes):
@@ -70,7 +97,7 @@ def _report(cursor: Cursor, constant: WidthConstant, is_explained: bool) -> None
 
 
 def _stays_anyway(cursor: Cursor, constant: WidthConstant, values: dict[Node, Any]) -> bool:
-    """Whether an axis that never narrows has the size too: the number may well be of that one."""
+    """Whether an axis that never narrows has this size too, so that the number may be its power."""
     read = [values.get(node) for node in (constant.node, *constant.node.all_input_nodes)]
     size = cursor.solver.size(constant.axis)
     return any(
@@ -84,7 +111,7 @@ def _stays_anyway(cursor: Cursor, constant: WidthConstant, values: dict[Node, An
 def _attributes(
     cursor: Cursor, constant: WidthConstant
 ) -> Iterator[tuple[str, str, float | None, float | None]]:
-    """Attributes of the module around, and of those around it, that the number may be of.
+    """Attributes of the module, and of the modules around it, that the number may come from.
 
     The number of channels itself first: (path, name, None, None); else the value and its power.
     """
@@ -122,6 +149,23 @@ def _held_number(
             is_short = held.dtype in (torch.float16, torch.bfloat16)
             return float(held), 1e-2 if is_short else 1e-6, value.source
     return None, 0, None
+
+
+def _is_of_features(node: Node, number: float, values: dict[Node, Any]) -> bool:
+    """Whether a number scales what two tensors have in common by a constant number of features.
+
+    Heads of attention may be as many as each has features; those are summed over, heads are not.
+    """
+    while op_name(node.target) not in PRODUCTS:
+        wide = [n for n in node.all_input_nodes if getattr(values.get(n), "shape", None)]
+        if len(wide) != 1:
+            return False
+        node = wide[0]
+    factors = [values.get(n) for n in node.all_input_nodes[:2]]
+    if op_name(node.target) not in SCORES or not all(isinstance(f, Traced) for f in factors):
+        return False
+    size, axis = factors[0].shape[-1], factors[0].axes[-1]  # type: ignore[union-attr]
+    return axis is None and _power(number, size, ROOTS, 1e-6) is not None
 
 
 def _related(node: Node, values: dict[Node, Any]) -> Iterator[Pieces]:

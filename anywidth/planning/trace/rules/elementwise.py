@@ -14,9 +14,19 @@ def elementwise(cursor: Cursor, a: Arguments) -> Traced:
     return cursor.output(cursor.broadcast(list(vars(a).values()), cursor.shape))
 
 
-def constant(cursor: Cursor, a: Arguments) -> Traced:
-    """A new tensor whose size was worked out in Python."""
-    return cursor.output([None] * len(cursor.shape))
+def fake_quantized(cursor: Cursor, a: Arguments) -> Any:
+    """Rounded by a scale for the tensor or for each channel, which an observer may keep."""
+    names = ("running_min", "running_max", "scale", "zero_point")
+    kept = [v for v in (getattr(a, n, None) for n in names) if isinstance(v, Traced) and v.shape]
+    dim = getattr(a, "ch_axis", None) if getattr(a, "per_row_fake_quant", True) else None
+    dim = getattr(a, "axis", dim)
+    for value in kept if dim is not None and dim >= 0 else ():
+        if value.shape[0] == a.self.shape[dim]:
+            cursor.unify(a.self.axes[dim], value.axes[0])
+        else:
+            why = f"observed by {cursor.place}, which has no size as yet: run the network once"
+            cursor.solver.fix(a.self.axes[dim], why)
+    return cursor.outputs(a.self.axes)
 
 
 def nothing(cursor: Cursor, a: Arguments) -> None:

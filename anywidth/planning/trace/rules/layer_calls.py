@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from anywidth.planning.trace.cursor import Cursor
-from anywidth.planning.trace.solver import TracedAxis, scaled
+from anywidth.planning.trace.solver import Pieces, TracedAxis, scaled
 from anywidth.planning.trace.value import Traced, as_constant
 
 
@@ -56,6 +56,30 @@ def _convolve(cursor: Cursor, a: Arguments, transposed: bool) -> Traced:
     inner = weight.axes[1] if is_narrow_inside else None
     cursor.count(counted, [(weight.shape[1], inner)], times=math.prod(weight.shape[2:]))
     cursor.make(_owner(cursor, weight), made, weight, can_fold=True)
+    return value
+
+
+def deformed_convolution(cursor: Cursor, a: Arguments) -> Traced:
+    """A convolution that reads at places which another layer gives, for parts of its channels."""
+    cursor.fix([a.offset, a.mask], f"places to read in {cursor.place}")
+    for axis in a.weight.axes[2:]:
+        cursor.solver.fix(axis, "size of a convolution kernel")
+    read, made = a.input.axes[1], a.weight.axes[0]
+    if a.groups > 1:
+        groups = cursor.in_units(read, a.groups, a.input.shape[1] // a.groups)
+        cursor.unify(made, scaled(groups, a.weight.shape[0] // a.groups))
+        cursor.solver.fix(a.weight.axes[1], "channels within one convolution group")
+    else:
+        _read(cursor, read, a.weight, 1)
+    if a.offset_groups > 1 and read is not None:
+        cursor.equal_parts(read, a.offset_groups)
+    cursor.unify(made, a.bias.axes[0])
+    for name, axis in (("in_channels", read), ("out_channels", made)):
+        cursor.attribute(name, axis)
+    value = cursor.output([a.input.axes[0], made, None, None])
+    inner = a.weight.axes[1] if a.groups == 1 else None
+    cursor.count(value, [(a.weight.shape[1], inner)], times=math.prod(a.weight.shape[2:]))
+    cursor.make(_owner(cursor, a.weight), made, a.weight, can_fold=False)
     return value
 
 
@@ -149,13 +173,30 @@ def layer_norm(cursor: Cursor, a: Arguments) -> Traced:
 
 def group_norm(cursor: Cursor, a: Arguments) -> Traced:
     channels = a.input.axes[1]
-    if a.num_groups > 1:
-        groups = cursor.in_units(channels, a.num_groups, a.input.shape[1] // a.num_groups)
-        if a.weight is None:
-            cursor.attribute("num_groups", groups)
+    if a.num_groups > 1 and channels is not None:
+        cursor.attribute("num_groups", _normed_groups(cursor, channels, a.num_groups))
     if a.weight is None:
         cursor.attribute("num_channels", channels)
     return _unify_channels(cursor, a.input, a.weight, a.bias)
+
+
+def _normed_groups(cursor: Cursor, channels: Pieces, count: int) -> TracedAxis:
+    """The groups that channels are normalised in: whole ones go.
+
+    Of channels that were joined and do not end where groups do, each part gives as many.
+    """
+    solver, pieces = cursor.solver, cursor.solver.pieces(channels)
+    size = solver.size(channels) // count
+    sizes = [solver.units(variable) * m for variable, m in pieces]
+    is_uneven = any(end % size for end in solver.ends(channels))
+    is_kept = "num_groups" in vars(cursor.module)
+    if not is_uneven or not is_kept or any(length % count for length in sizes):
+        return cursor.in_units(channels, count, size)
+    groups = solver.new(count)
+    for piece, length in zip(pieces, sizes, strict=True):
+        cursor.unify((piece,), scaled(groups, length // count))
+    cursor.found.moving.append(cursor.place)
+    return groups
 
 
 def prelu(cursor: Cursor, a: Arguments) -> Traced:
@@ -181,13 +222,3 @@ def weight_norm(cursor: Cursor, a: Arguments) -> Traced:
         if size > 1:
             cursor.unify(g, v)
     return Traced(a.v.shape, a.v.axes, name=a.g.name, source=a.g.name)
-
-
-def recurrent(cursor: Cursor, a: Arguments) -> Any:
-    """Runs in full. Every weight meets every step once, and that is its cost."""
-    cursor.fix(list(vars(a).values()), f"read or made by the recurrent {cursor.op}")
-    sequence = a.input if hasattr(a, "input") else a.data
-    steps = math.prod(sequence.shape[:-1])
-    weights = sum(math.prod(w.shape) for w in a.params if len(w.shape) == 2)
-    cursor.count(Traced((steps,), (None,)), [], times=weights)
-    return as_constant(cursor.meta)

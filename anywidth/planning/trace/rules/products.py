@@ -12,10 +12,9 @@ from anywidth.planning.trace.value import Traced
 
 
 def matmul(cursor: Cursor, a: Arguments) -> Traced:
-    first = getattr(a, "self", None)
-    second = getattr(a, "other", None) or getattr(a, "mat2", None)
-    assert isinstance(first, Traced)
-    assert isinstance(second, Traced)
+    first = a.self
+    names = ("other", "mat2", "vec", "tensor")
+    second = next(getattr(a, name) for name in names if hasattr(a, name))
     inner = second.axes[-2] if len(second.shape) > 1 else second.axes[0]
     cursor.unify(first.axes[-1], inner)
     left = first.axes[-2:-1]
@@ -25,6 +24,7 @@ def matmul(cursor: Cursor, a: Arguments) -> Traced:
     batch_shape = cursor.shape[: len(cursor.shape) - len(left) - len(right)]
     batch = cursor.broadcast([_leading(v) for v in (first, second)], batch_shape)
     value = cursor.output([*batch, *left, *right])
+    _attend(cursor, [first, second], [*value.axes, inner])
     cursor.count(value, [(first.shape[-1], first.axes[-1])])
     return value
 
@@ -37,8 +37,11 @@ def _leading(value: Traced) -> Traced:
 def _weigh(
     cursor: Cursor, factor: Traced, made: Sequence[TracedAxis], summed: Sequence[TracedAxis]
 ) -> None:
-    """Reports the axes that a factor makes and sums over, if it is a parameter: a layer then."""
-    if not cursor.found.is_parameter(factor):
+    """Reports the axes that a factor makes and sums over, if it is a parameter: a layer then.
+
+    A product of parameters alone is none: spectral norm looks how large a weight is.
+    """
+    if not cursor.is_batched or not cursor.found.is_parameter(factor):
         return
     path, _, key = str(factor.source).rpartition(".")
     layer = path if path and key == "weight" else str(factor.source)
@@ -50,11 +53,68 @@ def _weigh(
     cursor.found.summed += summed
 
 
+def _attend(cursor: Cursor, factors: Sequence[Traced], axes: Sequence[TracedAxis]) -> None:
+    """Reports the axes of a product, if what depends on the input is multiplied with its like."""
+    found = cursor.found
+    if not any(found.is_parameter(factor) or found.is_constant(factor) for factor in factors):
+        found.attended += axes
+
+
 def addmm(cursor: Cursor, a: Arguments) -> Traced:
     first, second = (a.mat1, a.mat2) if hasattr(a, "mat1") else (a.batch1, a.batch2)
     value = matmul(cursor, Arguments(self=first, other=second))
     cursor.broadcast([value, a.self], value.shape)
     return value
+
+
+def grouped(cursor: Cursor, a: Arguments) -> Traced:
+    """Rows in groups, each multiplied by a matrix of its own: the experts of a mixture."""
+    rows, weight = (a.input, a.weight) if hasattr(a, "input") else (a.self, a.mat2)
+    if len(rows.shape) != 2 or len(weight.shape) != 3:
+        cursor.fix(list(vars(a).values()), f"multiplied in groups by {cursor.place}")
+        return cursor.output([None] * len(cursor.shape))
+    experts, inner, made = weight.axes
+    cursor.solver.fix(experts, f"experts of {cursor.layer or cursor.op}")
+    cursor.unify(rows.axes[1], inner)
+    bias = getattr(a, "bias", None)
+    if bias is not None:
+        cursor.unify(bias.axes[-1], made)
+    _weigh(cursor, weight, [made], [inner])
+    value = cursor.output([rows.axes[0], made])
+    cursor.count(value, [(rows.shape[1], rows.axes[1])])
+    return value
+
+
+def distances(cursor: Cursor, a: Arguments) -> Traced:
+    """Of each row of one tensor to each of another: counted like their products."""
+    inner = cursor.unify(a.x1.axes[-1], a.x2.axes[-1])
+    _weigh(cursor, a.x1, a.x1.axes[-2:-1], [inner])
+    _weigh(cursor, a.x2, a.x2.axes[-2:-1], [inner])
+    batch = cursor.broadcast([_leading(v) for v in (a.x1, a.x2)], cursor.shape[:-2])
+    value = cursor.output([*batch, a.x1.axes[-2], a.x2.axes[-2]])
+    cursor.count(value, [(a.x1.shape[-1], a.x1.axes[-1])])
+    return value
+
+
+def bilinear(cursor: Cursor, a: Arguments) -> Traced:
+    made, first, second = a.weight.axes
+    for value, inner in ((a.input1, first), (a.input2, second)):
+        cursor.unify(value.axes[-1], inner)
+    if a.bias is not None:
+        cursor.unify(a.bias.axes[0], made)
+    for name, axis in (("out", made), ("in1", first), ("in2", second)):
+        cursor.attribute(f"{name}_features", axis)
+    lead = cursor.broadcast([_rows(v) for v in (a.input1, a.input2)], cursor.shape[:-1])
+    value = cursor.output([*lead, made])
+    sizes = zip(a.weight.shape[1:], (first, second), strict=True)
+    cursor.count(value, list(sizes))
+    cursor.found.readers += [(cursor.layer, first), (cursor.layer, second)]
+    cursor.make(cursor.layer, made, a.weight, can_fold=False)
+    return value
+
+
+def _rows(value: Traced) -> Traced:
+    return Traced(value.shape[:-1], value.axes[:-1])
 
 
 def einsum(cursor: Cursor, a: Arguments) -> Traced:
@@ -71,6 +131,7 @@ def einsum(cursor: Cursor, a: Arguments) -> Traced:
     for term, tensor in zip(terms, a.tensors, strict=True):
         own = [axes[letter] for letter in term if left.count(letter) == 1]
         _weigh(cursor, tensor, own, [axes[letter] for letter in term if letter not in right])
+    _attend(cursor, a.tensors, list(axes.values()))
     for letters in _products(terms, right):
         cursor.count(Traced((), ()), [(sizes[x], axes[x]) for x in letters])
     return cursor.output([axes[letter] for letter in right])
@@ -134,6 +195,7 @@ def attention(cursor: Cursor, a: Arguments) -> Traced:
     if isinstance(a.attn_mask, Traced):
         cursor.broadcast([scores, a.attn_mask], scores.shape)
     value = cursor.output([*batch, q.axes[-2], v.axes[-1]])
+    _attend(cursor, [q, k, v], [*batch, q.axes[-1], v.axes[-1]])
     cursor.count(scores, [(q.shape[-1], q.axes[-1])])
     cursor.count(value, [(k.shape[-2], k.axes[-2])])
     return value

@@ -3,39 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from types import SimpleNamespace as Arguments
 
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.solver import TracedAxis, scaled
 from anywidth.planning.trace.value import Traced, shape_of
 from anywidth.planning.trace.views import MOST_PIECES
-
-
-def expand(cursor: Cursor, a: Arguments) -> Traced:
-    shape = cursor.shape
-    axes = cursor.broadcast([a.self, getattr(a, "other", None)], shape)
-    if not isinstance(getattr(a, "other", None), Traced) and cursor.misreading is None:
-        old = (1,) * (len(shape) - len(a.self.shape)) + a.self.shape
-        for i, size in enumerate(shape):
-            if old[i] == 1 < size:
-                axes[i] = _known_size(cursor, size, axes)
-    return cursor.output(axes)
-
-
-def _known_size(cursor: Cursor, size: int, others: Sequence[TracedAxis]) -> TracedAxis:
-    """The axis that an attribute of the module around follows, if it has this size.
-
-    Not one that the tensor has already: what is repeated then is something else.
-    """
-    solver = cursor.solver
-    taken = solver.variables(others)
-    for follower in cursor.found.followers:
-        is_other = taken.isdisjoint(solver.variables([follower.axis]))
-        if follower.path == cursor.layer and is_other and solver.size(follower.axis) == size:
-            cursor.guess()
-            return follower.axis
-    return None
 
 
 def broadcast(cursor: Cursor, a: Arguments) -> list[Traced]:

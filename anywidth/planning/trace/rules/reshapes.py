@@ -1,18 +1,19 @@
-"""How channels pass through views, joins, cuts and shuffles."""
+"""How channels pass through views, joins and shuffles."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import SimpleNamespace as Arguments
 
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.solver import TracedAxis, scaled
-from anywidth.planning.trace.value import Traced, shape_of
+from anywidth.planning.trace.value import Traced
 from anywidth.planning.trace.views import reshape
 
 
 def view(cursor: Cursor, a: Arguments) -> Traced:
-    return reshape(cursor, a.self, cursor.shape)
+    sizes = getattr(a, "size", None) or getattr(a, "shape", None) or []
+    rest = sizes.index(-1) if -1 in sizes else None
+    return reshape(cursor, a.self, cursor.shape, rest)
 
 
 def permute(cursor: Cursor, a: Arguments) -> Traced:
@@ -71,66 +72,6 @@ def stack(cursor: Cursor, a: Arguments) -> Traced:
     dim = a.dim % len(shape)
     axes = cursor.broadcast(a.tensors, shape[:dim] + shape[dim + 1 :])
     return cursor.output([*axes[:dim], None, *axes[dim:]])
-
-
-def chunk(cursor: Cursor, a: Arguments) -> list[Traced]:
-    """Any operation that returns consecutive parts along one dimension."""
-    dim = a.dim % len(a.self.shape)
-    sizes = [shape_of(meta)[dim] for meta in cursor.meta]
-    axis = a.self.axes[dim]
-    parts: Sequence[TracedAxis] = [None] * len(sizes)
-    if axis is not None:
-        found = None if cursor.misreading else cursor.parts(axis, sizes)
-        if found is None:
-            kind = "unequal parts" if len(set(sizes)) > 1 else "parts of constant size"
-            cursor.solver.fix(axis, f"cut into {kind} {sizes} by {cursor.op}")
-        else:
-            cursor.guess()
-            parts = found
-    before, after = a.self.axes[:dim], a.self.axes[dim + 1 :]
-    return [
-        cursor.output([*before, part, *after], meta)
-        for part, meta in zip(parts, cursor.meta, strict=True)
-    ]
-
-
-def without_dim(cursor: Cursor, a: Arguments) -> Traced | list[Traced]:
-    """One entry along a dimension, or all of them one by one."""
-    axes = cursor.closed(a.self, [a.dim], "taken apart")
-    del axes[a.dim]
-    return cursor.outputs(axes)
-
-
-def slice_(cursor: Cursor, a: Arguments) -> Traced:
-    full, kept = a.self.shape[a.dim], cursor.shape[a.dim]
-    axes = list(a.self.axes)
-    axis = axes[a.dim]
-    if axis is not None and 0 < kept < full:
-        axes[a.dim] = None
-        start = (a.start or 0) % full
-        is_row = getattr(a, "step", 1) == 1 and cursor.misreading is None
-        if is_row and kept > 1 and full % kept == 0 and start % kept == 0:
-            cursor.guess()
-            axes[a.dim] = cursor.equal_parts(axis, full // kept)[start // kept]
-        else:
-            cursor.solver.fix(axis, f"sliced to {kept} of {full} by {cursor.place}")
-    return cursor.output(axes)
-
-
-def index(cursor: Cursor, a: Arguments) -> Traced:
-    indexed = [i for i, tensor in enumerate(a.indices) if tensor is not None]
-    cursor.fix(a.indices, "is used as an index")
-    if indexed != list(range(indexed[0], indexed[-1] + 1)):
-        cursor.fix(a.self, f"indexed by {cursor.place}")
-        return cursor.output([None] * len(cursor.shape))
-    rank = max(len(a.indices[i].shape) for i in indexed)
-    axes = cursor.closed(a.self, indexed, "indexed")
-    return cursor.output([*axes[: indexed[0]], *[None] * rank, *axes[indexed[-1] + 1 :]])
-
-
-def index_select(cursor: Cursor, a: Arguments) -> Traced:
-    cursor.fix(a.index, "is used as an index")
-    return cursor.output(cursor.closed(a.self, [a.dim], "indexed"))
 
 
 def as_complex(cursor: Cursor, a: Arguments) -> Traced:

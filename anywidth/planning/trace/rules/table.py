@@ -12,7 +12,17 @@ from types import SimpleNamespace as Arguments
 from typing import Any
 
 from anywidth.planning.trace.cursor import Cursor
-from anywidth.planning.trace.rules import elementwise, layer_calls, products, repeats, reshapes
+from anywidth.planning.trace.rules import (
+    elementwise,
+    indexing,
+    layer_calls,
+    made_sizes,
+    parts_of,
+    products,
+    recurrent,
+    repeats,
+    reshapes,
+)
 
 Rule = Callable[[Cursor, Arguments], Any]
 
@@ -33,11 +43,16 @@ MAKERS: dict[str, Rule] = {
 # Operations that sum over channels whatever their number, with weights or with each other.
 PRODUCTS: dict[str, Rule] = {
     **MAKERS,
-    **_rows(products.matmul, "matmul mm bmm"),
+    **_rows(products.matmul, "matmul mm bmm mv dot vdot"),
     **_rows(products.addmm, "addmm baddbmm"),
     **_rows(products.einsum, "einsum"),
     **_rows(products.attention, "scaled_dot_product_attention"),
-    **_rows(layer_calls.recurrent, "gru lstm rnn_tanh rnn_relu"),
+    **_rows(products.grouped, "_grouped_mm transformers::grouped_mm_fallback"),
+    **_rows(products.distances, "cdist"),
+    **_rows(products.bilinear, "bilinear"),
+    **_rows(layer_calls.deformed_convolution, "torchvision::deform_conv2d"),
+    **_rows(recurrent.sequence, "gru lstm rnn_tanh rnn_relu"),
+    **_rows(recurrent.cell, "gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell"),
 }
 
 # Operations that give the tensor they take, in another shape.
@@ -50,12 +65,20 @@ VIEWS: dict[str, Rule] = {
     **_rows(reshapes.reverse_dims, "t numpy_T"),
     **_rows(reshapes.movedim, "movedim moveaxis"),
     **_rows(reshapes.unsqueeze, "unsqueeze"),
-    **_rows(repeats.expand, "expand expand_as broadcast_to"),
+    **_rows(made_sizes.expand, "expand expand_as broadcast_to"),
+}
+
+# Operations that give rows of the tensor they take: the weights of some experts, say.
+LOOKUPS: dict[str, Rule] = {
+    **_rows(indexing.index, "index"),
+    **_rows(indexing.index_select, "index_select"),
+    **_rows(parts_of.without_dim, "select"),
 }
 
 RULES: dict[str, Rule] = {
     **PRODUCTS,
     **VIEWS,
+    **LOOKUPS,
     **_rows(layer_calls.batch_norm, "batch_norm instance_norm"),
     **_rows(layer_calls.layer_norm, "layer_norm rms_norm"),
     **_rows(layer_calls.group_norm, "group_norm"),
@@ -79,9 +102,13 @@ RULES: dict[str, Rule] = {
         "true_divide floor_divide negative absolute deg2rad rad2deg isfinite isinf logical_xor "
         "bitwise_xor __and__ __or__ __xor__ complex polar real imag angle conj triu tril",
     ),
+    **_rows(made_sizes.filled, "new_zeros new_ones new_empty new_full zeros ones empty full"),
+    **_rows(made_sizes.constant, "arange rand randn"),
     **_rows(
-        elementwise.constant,
-        "new_zeros new_ones new_empty new_full zeros ones empty full arange rand randn",
+        elementwise.fake_quantized,
+        "fused_moving_avg_obs_fake_quant _fused_moving_avg_obs_fq_helper "
+        "fake_quantize_per_tensor_affine fake_quantize_per_channel_affine "
+        "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
     ),
     **_rows(elementwise.nothing, "_assert_tensor_metadata"),
     **_rows(elementwise.along_dims, "roll flip"),
@@ -115,11 +142,16 @@ RULES: dict[str, Rule] = {
     **_rows(repeats.repeat_interleave, "repeat_interleave"),
     **_rows(reshapes.cat, "cat concat concatenate"),
     **_rows(reshapes.stack, "stack"),
-    **_rows(reshapes.chunk, "chunk split split_with_sizes tensor_split"),
-    **_rows(reshapes.without_dim, "select unbind"),
-    **_rows(reshapes.slice_, "slice narrow"),
-    **_rows(reshapes.index, "index"),
-    **_rows(reshapes.index_select, "index_select"),
+    **_rows(parts_of.chunk, "chunk split split_with_sizes tensor_split"),
+    **_rows(parts_of.without_dim, "unbind"),
+    **_rows(parts_of.slice_, "slice narrow"),
+    **_rows(indexing.gather, "gather take_along_dim"),
+    **_rows(indexing.scatter, "scatter scatter_add scatter_reduce"),
+    **_rows(indexing.index_add, "index_add index_copy index_reduce index_fill"),
+    **_rows(indexing.index_put, "index_put"),
+    **_rows(indexing.ordered, "topk sort argsort kthvalue mode argmax argmin"),
+    **_rows(indexing.one_hot, "one_hot"),
+    **_rows(indexing.regions, "torchvision::roi_align torchvision::roi_pool"),
     **_rows(repeats.windows, "unfold"),
     **_rows(repeats.im2col, "im2col"),
     **_rows(repeats.col2im, "col2im"),

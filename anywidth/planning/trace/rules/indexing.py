@@ -1,0 +1,114 @@
+"""How channels pass through operations that look entries up, sort them or write them somewhere.
+
+Along the dimension of the indices all entries stay; along the others, channels pass.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace as Arguments
+from typing import Any
+
+import torch
+
+from anywidth.planning.trace.cursor import Cursor
+from anywidth.planning.trace.solver import TracedAxis
+from anywidth.planning.trace.value import Traced
+
+
+def index(cursor: Cursor, a: Arguments) -> Traced:
+    indexed = [i for i, tensor in enumerate(a.indices) if tensor is not None]
+    cursor.fix(a.indices, "is used as an index")
+    if indexed != list(range(indexed[0], indexed[-1] + 1)):
+        cursor.fix(a.self, f"indexed by {cursor.place}")
+        return cursor.output([None] * len(cursor.shape))
+    rank = max(len(a.indices[i].shape) for i in indexed)
+    axes = cursor.closed(a.self, indexed, "indexed")
+    return cursor.output([*axes[: indexed[0]], *[None] * rank, *axes[indexed[-1] + 1 :]])
+
+
+def index_select(cursor: Cursor, a: Arguments) -> Traced:
+    cursor.fix(a.index, "is used as an index")
+    return cursor.output(cursor.closed(a.self, [a.dim], "indexed"))
+
+
+def gather(cursor: Cursor, a: Arguments) -> Traced:
+    """An index for each entry of the result."""
+    if getattr(a, "dim", None) is None:
+        return _fixed(cursor, a)
+    dim, index = a.dim % max(1, len(a.self.shape)), getattr(a, "index", None) or a.indices
+    return cursor.output(_beside(cursor, a.self, dim, index))
+
+
+def scatter(cursor: Cursor, a: Arguments) -> Traced:
+    """A place for each entry of what is written."""
+    dim = a.dim % max(1, len(a.self.shape))
+    written = getattr(a, "src", None)
+    given = [v for v in (a.index, written) if isinstance(v, Traced)]
+    return cursor.output(_beside(cursor, a.self, dim, *given))
+
+
+def _beside(cursor: Cursor, value: Traced, dim: int, *others: Traced) -> list[TracedAxis]:
+    """The axes of a tensor whose entries go with those of others, but along one dimension."""
+    axes = cursor.closed(value, [dim], "indexed")
+    for other in others:
+        cursor.closed(other, [dim], "indexed")
+        for i in range(len(axes)):
+            if i == dim:
+                continue
+            if other.shape[i] == value.shape[i]:
+                cursor.unify(axes[i], other.axes[i])
+            else:  # the first entries of the longer one
+                for axis in (axes[i], other.axes[i]):
+                    cursor.solver.fix(axis, f"indexed in part by {cursor.place}")
+                axes[i] = None
+    return axes
+
+
+def index_add(cursor: Cursor, a: Arguments) -> Traced:
+    """Whole rows written along one dimension, or one number into them."""
+    cursor.fix(a.index, "is used as an index")
+    source = next((v for v in (getattr(a, n, None) for n in ("source", "value")) if v), None)
+    if not isinstance(source, Traced) or not source.shape:
+        return cursor.output(cursor.closed(a.self, [a.dim], "indexed"))
+    dim = a.dim % len(a.self.shape)
+    return cursor.output(_beside(cursor, a.self, dim, source))
+
+
+def index_put(cursor: Cursor, a: Arguments) -> Traced:
+    indexed = [i for i, tensor in enumerate(a.indices) if tensor is not None]
+    cursor.fix(a.indices, "is used as an index")
+    if indexed != list(range(indexed[0], indexed[-1] + 1)):
+        return _fixed(cursor, a)
+    axes = cursor.closed(a.self, indexed, "indexed")
+    shape = torch.broadcast_shapes(*(a.indices[i].shape for i in indexed))
+    place = Traced(
+        (*a.self.shape[: indexed[0]], *shape, *a.self.shape[indexed[-1] + 1 :]),
+        (*axes[: indexed[0]], *[None] * len(shape), *axes[indexed[-1] + 1 :]),
+    )
+    cursor.broadcast([place, a.values], place.shape)
+    return cursor.output(axes)
+
+
+def ordered(cursor: Cursor, a: Arguments) -> Any:
+    """Entries in another order, the largest of them, or which these are."""
+    dims = range(len(a.self.shape)) if a.dim is None else [a.dim]
+    axes = cursor.closed(a.self, dims, "put in order")
+    if cursor.op in ("argmax", "argmin", "kthvalue", "mode") and not a.keepdim:
+        axes = [] if a.dim is None else [x for i, x in enumerate(axes) if i != a.dim % len(axes)]
+    return cursor.outputs(axes)
+
+
+def one_hot(cursor: Cursor, a: Arguments) -> Traced:
+    cursor.fix(a.self, "is used as an index")
+    return cursor.output([None] * len(cursor.shape))
+
+
+def regions(cursor: Cursor, a: Arguments) -> Any:
+    """Boxes cut out of pictures, each pooled to one size."""
+    cursor.fix(a.rois, f"boxes of {cursor.place}")
+    return cursor.outputs([None, cursor.closed(a.input, [0, 2, 3], "cut out")[1], None, None])
+
+
+def _fixed(cursor: Cursor, a: Arguments) -> Traced:
+    cursor.fix(list(vars(a).values()), f"indexed by {cursor.place}")
+    return cursor.output([None] * len(cursor.shape))

@@ -1,0 +1,122 @@
+"""How channels pass through operations that cut a tensor in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace as Arguments
+
+from anywidth.planning.trace.cursor import Cursor
+from anywidth.planning.trace.solver import Pieces, TracedAxis, Unsplittable
+from anywidth.planning.trace.value import Traced, shape_of
+
+# An attribute, the place in it if it is a list, and the axis whose size it may be.
+Binding = tuple[str, int | None, TracedAxis]
+
+
+def chunk(cursor: Cursor, a: Arguments) -> list[Traced]:
+    """Any operation that returns consecutive parts along one dimension."""
+    dim = a.dim % len(a.self.shape)
+    sizes = [shape_of(meta)[dim] for meta in cursor.meta]
+    axis = a.self.axes[dim]
+    parts: Sequence[TracedAxis] = [None] * len(sizes)
+    if axis is not None:
+        is_known = len(set(sizes)) == 1 or _ends_there(cursor, axis, sizes)
+        parts = _known_parts(cursor, axis, sizes) if is_known else _unequal(cursor, axis, sizes)
+    before, after = a.self.axes[:dim], a.self.axes[dim + 1 :]
+    return [
+        cursor.output([*before, part, *after], meta)
+        for part, meta in zip(parts, cursor.meta, strict=True)
+    ]
+
+
+def _ends_there(cursor: Cursor, axis: Pieces, sizes: Sequence[int]) -> bool:
+    ends = {sum(sizes[: i + 1]) for i in range(len(sizes))}
+    return cursor.solver.ends(axis).issuperset(ends)
+
+
+def _known_parts(cursor: Cursor, axis: Pieces, sizes: Sequence[int]) -> Sequence[TracedAxis]:
+    """Equal parts, or some that end where pieces of the axis do."""
+    if cursor.misreading is not None:
+        cursor.solver.fix(axis, f"cut into parts of constant size {sizes} by {cursor.op}")
+        return [None] * len(sizes)
+    is_equal = len(set(sizes)) == 1
+    parts: Sequence[TracedAxis] = (
+        cursor.equal_parts(axis, len(sizes)) if is_equal else cursor.solver.cut(axis, sizes)
+    )
+    # The code may keep a list of the sizes, that of a part, or that of all: `split(self.n // 2)`.
+    guesses: list[list[Binding]] = [[], *_listed(cursor, parts, sizes)]
+    guesses += [[(name, None, parts[0])] for name in cursor.sized_by(sizes[0])]
+    guesses += [[(name, None, axis)] for name in cursor.sized_by(sum(sizes))] if is_equal else []
+    _bind(cursor, cursor.next_guess(guesses) or [])
+    cursor.guess()
+    return parts
+
+
+def _unequal(cursor: Cursor, axis: Pieces, sizes: Sequence[int]) -> Sequence[TracedAxis]:
+    """Parts of sizes that the code gives: each that the module keeps as a number may narrow.
+
+    So may one that a module inside it keeps.
+    """
+    solver, reason = cursor.solver, f"cut into unequal parts {list(sizes)} by {cursor.op}"
+    own = [cursor.sized_by(size)[:1] for size in sizes]
+    inner = [
+        names or cursor.sized_by_child(size)[:1] for names, size in zip(own, sizes, strict=True)
+    ]
+    tried = (
+        None if cursor.misreading else cursor.next_guess([inner, own] if inner != own else [own])
+    )
+    try:
+        parts = solver.cut(axis, sizes)
+    except Unsplittable:
+        solver.fix(axis, reason)
+        return [None] * len(sizes)
+    cursor.guess()
+    bindings: list[Binding] = []
+    if tried is not None:
+        named = [(n[0], None, part) for n, part in zip(tried, parts, strict=True) if n]
+        bindings = next(iter(_listed(cursor, parts, sizes)), [*named])
+    _bind(cursor, bindings)
+    bound = solver.variables(axis for _, _, axis in bindings)
+    for part in parts:
+        if bound.isdisjoint(solver.variables([part])):
+            solver.fix(part, reason)
+    return parts
+
+
+def _listed(
+    cursor: Cursor, parts: Sequence[TracedAxis], sizes: Sequence[int]
+) -> list[list[Binding]]:
+    """For each list of the sizes that the module around keeps: its entries, a part for each."""
+    held = vars(cursor.module).items()
+    names = [n for n, v in held if isinstance(v, list | tuple) and list(v) == list(sizes)]
+    return [[(name, i, part) for i, part in enumerate(parts)] for name in names]
+
+
+def _bind(cursor: Cursor, bindings: Sequence[Binding]) -> None:
+    for name, place, axis in bindings:
+        if axis is not None:
+            path, _, attribute = f"{cursor.layer}.{name}".strip(".").rpartition(".")
+            cursor.bind(path, attribute, axis, place, is_tried=True)
+
+
+def without_dim(cursor: Cursor, a: Arguments) -> Traced | list[Traced]:
+    """One entry along a dimension, or all of them one by one."""
+    axes = cursor.closed(a.self, [a.dim], "taken apart")
+    del axes[a.dim]
+    return cursor.outputs(axes)
+
+
+def slice_(cursor: Cursor, a: Arguments) -> Traced:
+    full, kept = a.self.shape[a.dim], cursor.shape[a.dim]
+    axes = list(a.self.axes)
+    axis = axes[a.dim]
+    if axis is not None and 0 < kept < full:
+        axes[a.dim] = None
+        start = (a.start or 0) % full
+        is_row = getattr(a, "step", 1) == 1 and cursor.misreading is None
+        if is_row and kept > 1 and full % kept == 0 and start % kept == 0:
+            cursor.guess()
+            axes[a.dim] = cursor.equal_parts(axis, full // kept)[start // kept]
+        else:
+            cursor.solver.fix(axis, f"sliced to {kept} of {full} by {cursor.place}")
+    return cursor.output(axes)

@@ -1,0 +1,158 @@
+"""Decoders of transformers, tiny: all narrows but the rows of the vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from agreement import assert_agrees, assert_close
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import anywidth as aw
+
+WORDS = torch.arange(24).view(2, 12) % 32
+SIZES = {
+    "vocab_size": 32,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 16,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+GPT2 = {"vocab_size": 32, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16}
+ENDS = {"bos_token_id": 0, "eos_token_id": 0}
+
+
+def built(name: str, **sizes: Any) -> nn.Module:
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **sizes})
+    model: nn.Module = getattr(transformers, f"{name}ForCausalLM")(config)
+    return model.eval()
+
+
+def logits(model: nn.Module, words: Tensor = WORDS) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(words).logits
+    return found
+
+
+# Heads of 8 channels, as many as there are heads, or of another size than hidden / heads.
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("Llama", {}),
+        ("Qwen2", {}),
+        ("Qwen3", {"head_dim": 8}),
+        ("Mistral", {}),
+        ("Gemma", {"head_dim": 8}),
+        ("Phi", {}),
+        ("GPTNeoX", {}),
+        ("Falcon", {"multi_query": False, "alibi": False}),
+    ],
+)
+def test_whole_heads_narrow(name: str, sizes: dict[str, Any]) -> None:
+    """With the cache that is on by default, which is no output to keep."""
+    model = built(name, **sizes)
+    assert model.config.use_cache
+    before = logits(model)
+    aw.slimmable(model, aw.plan(model, WORDS), aw.WidthRange(0.25, 1.0, 4), strict=True)
+    plan = aw.plan_of(model)
+    elastic, layers = plan.elastic_layers()
+    assert elastic == layers - 1
+    assert torch.equal(logits(model), before)
+    for width in (0.25, 0.5, 0.7):
+        with aw.at_width(model, width):
+            assert_close(logits(model), logits(aw.extract(model, width)))
+
+
+def test_keys_keep_their_ratio_to_queries_and_heads_their_size() -> None:
+    model = built("Llama")
+    aw.slimmable(model, aw.plan(model, WORDS), aw.WidthRange(0.25, 1.0, 4), strict=True)
+    plan = aw.plan_of(model)
+    attention = plan.group_of("model.layers.0.self_attn.q_proj")
+    # Two heads of queries for one of keys and values: four channels each.
+    assert (attention.unit, attention.channels) == (8, 32)
+    assert attention.name != plan.group_of("model.layers.1.self_attn.q_proj").name
+    small = aw.extract(model, 0.5)
+    own = small.model.layers[0].self_attn
+    rows = (own.q_proj.out_features, own.k_proj.out_features, own.v_proj.out_features)
+    assert rows == (16, 8, 8)
+    assert own.head_dim == 4
+    assert own.scaling == 4**-0.5
+    assert torch.equal(small.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
+
+
+def test_a_narrow_decoder_writes_with_its_cache() -> None:
+    model = built("Llama")
+    aw.slimmable(model, aw.plan(model, WORDS), aw.WidthRange(0.25, 1.0, 4))
+    words = WORDS[:1, :4]
+    options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
+    with aw.at_width(model, 0.5):
+        cached = model.generate(words, **options)
+        again = model.generate(words, use_cache=False, **options)
+    assert torch.equal(cached, again)
+    assert torch.equal(cached, aw.extract(model, 0.5).generate(words, **options))
+
+
+def test_attentions_on_one_residual_are_groups_of_their_own() -> None:
+    """GPT-2: `Conv1D` sizes its output, and fused queries, keys and values are cut, by numbers."""
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, **ENDS)).eval()
+    before = logits(model)
+    aw.slimmable(model, aw.plan(model, WORDS), aw.WidthRange(0.25, 1.0, 4), strict=True)
+    plan = aw.plan_of(model)
+    assert plan.elastic_layers() == (8, 9)
+    names = {plan.group_of(f"transformer.h.{i}.attn.c_attn").name for i in range(2)}
+    residual = plan.group_of("transformer.h.0.attn.c_proj").name
+    assert len(names | {residual}) == 3
+    assert torch.equal(logits(model), before)
+    with aw.at_width(model, 0.5):
+        assert model.transformer.h[0].attn.split_size == 16
+        assert_close(logits(model), logits(aw.extract(model, 0.5)))
+
+
+class NanoAttention(nn.Module):
+    """Queries, keys and values in one layer, cut and put back with the width of the residual."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.n_head, self.n_embd = heads, width
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, c = x.size()
+        q, k, v = self.c_attn(x).split(self.n_embd, dim=2)
+        q, k, v = (y.view(b, t, self.n_head, c // self.n_head).transpose(1, 2) for y in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = y.transpose(1, 2).contiguous().view(b, t, c)
+        projected: Tensor = self.c_proj(y)
+        return projected
+
+
+class Nano(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(32, 32), nn.Linear(32, 32)
+        self.attentions = nn.ModuleList(NanoAttention(32, 4) for _ in range(2))
+        self.up = nn.ModuleList(nn.Linear(32, 64) for _ in range(2))
+        self.down = nn.ModuleList(nn.Linear(64, 32) for _ in range(2))
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.embed(words)
+        for attention, up, down in zip(self.attentions, self.up, self.down, strict=True):
+            x = x + attention(x)
+            x = x + down(F.gelu(up(x)))
+        found: Tensor = self.head(x)
+        return found
+
+
+def test_all_layers_of_a_decoder_written_by_hand_narrow() -> None:
+    model = Nano()
+    aw.slimmable(model, aw.plan(model, WORDS), aw.WidthRange(0.25, 1.0, 4), strict=True)
+    assert aw.plan_of(model).elastic_layers() == (8, 9)
+    assert_agrees(model, WORDS)
