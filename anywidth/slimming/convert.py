@@ -1,4 +1,4 @@
-"""Making a network slimmable, and setting the width it runs at."""
+"""Make a network slimmable, and set its width."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import nn
 
 from anywidth.errors import AnywidthError
 from anywidth.planning.cuts import RECORD, is_converted
 from anywidth.planning.groups import Plan
+from anywidth.planning.plan_checks import check_fits
 from anywidth.planning.trace import plan as make_plan
+from anywidth.slimming.converted_part import network_in
+from anywidth.slimming.kept_caches import hook_caches
 from anywidth.slimming.layers import narrow, widen_all
 from anywidth.slimming.norm_statistics import (
     buffers_kept,
+    is_initial,
     keeps_statistics,
     new_statistics,
     norm_records,
 )
+from anywidth.slimming.recomputing import hook_passes
 from anywidth.slimming.record import Record, record_of
 from anywidth.slimming.state import SlimmableState, state_of, tensor_owners
-from anywidth.slimming.verification import verify
+from anywidth.slimming.verifying.verification import verify
 from anywidth.width import ChannelConfig, Width, WidthRange
 
 
@@ -39,27 +43,27 @@ def slimmable(
     strict: bool = False,
     allow_fixed: bool = False,
 ) -> nn.Module:
-    """Makes every layer of a network able to run on the first of its channels; returns it.
+    """Make every layer of a network able to run on the first of its channels; returns the network.
 
     The network is converted in place. Its parameters stay the same objects under the same
-    `state_dict` names; at full width it computes exactly what it did before.
+    `state_dict` names; at full width its output does not change.
 
     Args:
         model: the network.
-        plan: what `anywidth.plan` found, perhaps edited; made here if not given.
-        widths: the range to run in and the divisor to round to; the plan's own if not given,
-            which is `WidthRange(0.25, 1.0, 8)` in a new one.
-        example_input: as for `anywidth.plan`; needed without a plan, or where that was made with
+        plan: from `anywidth.plan`, possibly edited; made here if not given.
+        widths: the range of widths and the divisor for rounding; the plan's own if not given,
+            which is `WidthRange(0.25, 1.0, 8)` for a new plan.
+        example_input: as in `anywidth.plan`; needed without a plan, or if the plan was made with
             arguments other than tensors, numbers and text.
         average_outputs: scale each layer's output by full over active inputs (the paper's output
-            averaging, appendix). A weight that is computed, or used outside its layer too, is not
-            scaled.
+            averaging, appendix). Weights that are computed or also used outside their layer are
+            not scaled.
         verified: after converting, run some widths and compare the sliced network with the
             extracted one. A group that fails is pinned at full size, with a note in the plan.
-        allow_fixed: convert a network of which nothing can narrow, too.
-        strict: raise instead of pinning.
+        allow_fixed: also convert a network in which nothing can narrow.
+        strict: raise an error instead of pinning.
 
-    If anything fails the network is left as it was.
+    If anything fails, the network is unchanged.
 
     Example:
         >>> plan = anywidth.plan(model, torch.randn(2, 3, 224, 224))
@@ -69,7 +73,7 @@ def slimmable(
         raise AnywidthError(f"slimmable(model={type(model).__name__}): expected a torch.nn.Module")
     if is_converted(model):
         raise AnywidthError(
-            f"{type(model).__name__} (or a part of it) has been converted already; "
+            f"{type(model).__name__} (or a part of it) is already converted; "
             "set its width with anywidth.set_width(model, width)"
         )
     if plan is None:
@@ -80,12 +84,12 @@ def slimmable(
             )
         plan = make_plan(model, example_input)
     if not isinstance(plan, Plan):
-        raise AnywidthError(f"plan={type(plan).__name__}: expected what anywidth.plan() returns")
+        raise AnywidthError(f"plan={type(plan).__name__}: expected a result of anywidth.plan()")
     if widths is None:
         widths = plan.widths
     if not isinstance(widths, WidthRange):
         raise AnywidthError(f"widths={widths!r}: expected anywidth.WidthRange(low, high, divisor)")
-    _check_fits(model, plan)
+    check_fits(model, plan)
     plan = plan.copy()
     plan.widths = widths
     try:
@@ -96,6 +100,9 @@ def slimmable(
         _check_elastic(type(model).__name__, plan, allow_fixed)
         _track_ends(model)
         plan._is_applied, plan.given = True, None
+        if all(is_initial(norm) for norm in norm_records(model)):
+            weights = state_of(model).weights
+            weights.initial = weights.fingerprint()
     except BaseException:
         _undo(model)
         raise
@@ -103,37 +110,37 @@ def slimmable(
 
 
 def set_width(model: nn.Module, width: Width) -> None:
-    """Runs a converted network at `width` from now on: a fraction or a `ChannelConfig`."""
-    state_of(model).set(model, width)
+    """Set the width of a converted network: a fraction or a `ChannelConfig`.
+
+    The network may be a part of `model`, such as the backbone of a detector.
+    """
+    network = network_in(model)
+    state_of(network).set(network, width, is_lasting=True)
 
 
 @contextlib.contextmanager
 def at_width(model: nn.Module, width: Width) -> Iterator[ChannelConfig]:
-    """Runs a converted network at `width` inside a `with` block, and as before after it.
+    """Run a converted network at `width` inside a `with` block; afterwards it has its old width.
 
-    Call `backward` inside too where activations are recomputed (`torch.utils.checkpoint`). A
-    network has one width at a time, whatever thread sets it: give each thread one of its own
-    (`copy.deepcopy`, or `anywidth.extract` for each width).
+    Until then the network belongs to this thread, and other threads get an error: give each thread
+    its own network, `anywidth.replica(model)`.
     """
-    state = state_of(model)
-    before = state.width
-    state.set(model, width)
-    try:
+    network = network_in(model)
+    state = state_of(network)
+    with state.at(network, width):
         yield state.config
-    finally:
-        state.set(model, before)
 
 
 def plan_of(model: nn.Module) -> Plan:
-    """The plan a network was converted with, with what verification changed in it.
+    """The plan of a converted network, with the changes that verification made.
 
-    To edit it, take a copy and convert another network with that.
+    To edit it, make a copy and convert another network with the copy.
     """
-    return state_of(model).plan
+    return state_of(network_in(model)).plan
 
 
 def _apply(model: nn.Module, plan: Plan, average_outputs: bool) -> None:
-    # What reaches a norm changes with the width even where its channels do not.
+    # The input of a norm changes with the width even if its channels do not.
     narrowed: dict[nn.Module, list[str]] = {m: [] for m in model.modules() if keeps_statistics(m)}
     for name, owner, key in tensor_owners(model, plan):
         is_elastic = any(axis is not None for axis in plan.tensors[name])
@@ -144,38 +151,40 @@ def _apply(model: nn.Module, plan: Plan, average_outputs: bool) -> None:
         narrow(module, tensors)
     state = SlimmableState(plan, average_outputs)
     model.__dict__.setdefault(RECORD, Record(type(model))).network = state
+    hook_passes(model)
+    hook_caches(model)
     state.set_full(model)
 
 
 def _undo(model: nn.Module) -> None:
     record = record_of(model)
     if record is not None and record.network is not None:
-        with contextlib.suppress(Exception):  # it may be what failed
+        with contextlib.suppress(Exception):  # it may be the cause
             record.network.set(model, record.network.plan.full)
     widen_all(model)
 
 
 def _track_ends(model: nn.Module) -> None:
-    """Statistics of the narrowest and widest are kept up during training, for validation."""
+    """Track statistics of the narrowest and widest width in training, for validation."""
     plan = plan_of(model)
     for width in (plan.widths.low, plan.widths.high):
         track_statistics(model, width)
 
 
 def track_statistics(model: nn.Module, width: Width) -> None:
-    """Keeps running batch-norm statistics at `width` whenever the network trains at it."""
-    state = state_of(model)
+    """Track running batch-norm statistics at `width` whenever the network trains at it."""
+    state = state_of(network_in(model))
     config = state.resolve(width)
     if config == state.plan.full:
         return
     label = None if isinstance(width, ChannelConfig) else float(width)
     with at_width(model, width):
         for norm, record in norm_records(model).items():
-            record.bank.setdefault(config, new_statistics(norm, label))
+            record.bank.setdefault(config, new_statistics(norm, label)).is_tracked = True
 
 
 def _check_elastic(name: str, plan: Plan, allow_fixed: bool) -> None:
-    """Says so if little of a network narrows, and why."""
+    """Warn if little of a network narrows, with the reasons."""
     share = plan.elastic_share()
     if allow_fixed or share >= 0.5 or plan.widths.low == plan.widths.high:
         return
@@ -186,37 +195,12 @@ def _check_elastic(name: str, plan: Plan, allow_fixed: bool) -> None:
     why = "; ".join(f"{count} layers: {reason}" for reason, count in layers.most_common(3))
     if not plan.elastic():
         raise AnywidthError(
-            f"nothing of {name} can narrow ({why}). print(anywidth.plan(model, example_input)) "
-            "lists all; pass allow_fixed=True to convert it all the same"
+            f"nothing in {name} can narrow ({why}). print(anywidth.plan(model, example_input)) "
+            "lists all layers; pass allow_fixed=True to convert it anyway"
         )
     if plan.costs:
         warnings.warn(
-            f"{share:.0%} of the multiply-adds of {name} narrow with the width ({why}). "
-            "print(anywidth.plan_of(model)) lists all",
+            f"only {share:.0%} of the multiply-adds of {name} shrink with the width ({why}). "
+            "print(anywidth.plan_of(model)) lists all layers",
             stacklevel=3,
         )
-
-
-def _check_fits(model: nn.Module, plan: Plan) -> None:
-    held: dict[str, torch.Tensor] = {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers(remove_duplicate=False)),
-    }
-    for name, shape in plan.shapes.items():
-        if name not in held:
-            raise AnywidthError(
-                f"this plan is for another network: it names {name!r}, which "
-                f"{type(model).__name__} lacks; make one with anywidth.plan(model, example_input)"
-            )
-        if tuple(held[name].shape) != shape:
-            raise AnywidthError(
-                f"this plan is for another network: {name!r} has shape "
-                f"{tuple(held[name].shape)}, the plan says {shape}"
-            )
-    known = {id(held[name]) for name in plan.shapes}
-    for name, parameter in model.named_parameters():
-        if id(parameter) not in known:
-            raise AnywidthError(
-                f"this plan is for another network: it lacks {name!r} of {type(model).__name__}; "
-                "make one with anywidth.plan(model, example_input)"
-            )

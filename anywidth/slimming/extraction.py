@@ -1,4 +1,4 @@
-"""A standalone static network at one width, with no trace of this library."""
+"""Extract one width as a plain network that does not need this library."""
 
 from __future__ import annotations
 
@@ -14,83 +14,84 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.weight_norm import WeightNorm
 
 from anywidth.distributed import check_not_sharded
+from anywidth.planning.modes import evaluating
+from anywidth.planning.spectral_norms import spectral_hooks
+from anywidth.slimming.converted_part import converted_parts, network_in
+from anywidth.slimming.fitting_config import fit_configs
 from anywidth.slimming.folding import fold_norms
 from anywidth.slimming.layers import widen_all
 from anywidth.slimming.norm_statistics import norm_records, uncalibrated_allowed
 from anywidth.slimming.record import record_of
+from anywidth.slimming.spectral_weights import narrow_vectors
 from anywidth.slimming.state import check_layers, state_of
-from anywidth.width import Width
+from anywidth.width import ChannelConfig, Width
 
 
 def extract(model: nn.Module, width: Width, fold: bool = False) -> nn.Module:
-    """A plain network with the weights that `model` has at `width`.
+    """A plain network with the weights of `model` at `width`.
 
-    The result is of the model's own class, made of torch's layers, with dense tensors of its own,
-    channels-last where the model's are; it pickles, exports and trains like any other network.
-    `model` is not changed.
+    The result has the model's own class, torch's layers and its own dense tensors, which are
+    channels-last if the model's are. It pickles, exports and trains like any other network. `model`
+    is not changed.
 
     Args:
-        model: a converted network.
+        model: a converted network, or a model with one in it; the rest of it is copied unchanged.
         width: a fraction of the full width, or a `ChannelConfig`.
-        fold: merge each batch norm into the layer before it, and weight norm into plain weights.
+        fold: fold each batch norm into the layer before it, and weight norm into plain weights.
             The result is for inference; it is returned in evaluation mode.
 
     A width whose batch-norm statistics were never calibrated takes the first channels of the full
     width's, with a warning: good enough to fine-tune from, not to evaluate.
+
+    A Hugging Face network gets a `config` from which `from_pretrained` builds it. If no
+    configuration fits, for example because its layers differ in width, `save_pretrained` raises an
+    error.
     """
-    state = state_of(model)
-    check_layers(model)
-    check_not_sharded(model, "extract")
-    before = state.width
-    state.set(model, width)
-    try:
-        _warn_if_uncalibrated(model, state.config == state.plan.full, width)
-        with _without_graphs(model):
-            small = copy.deepcopy(model, _active_copies(model))
-    finally:
-        state.set(model, before)
-    widen_all(small)
-    _own_classes(small)
-    _compute_weights(small)
-    if fold:
-        small.eval()
-        fold_norms(small, state.plan.folds)
+    state = state_of(network_in(model))
+    path = next(iter(converted_parts(model)))
+    active = state.resolve(width)
+    _warn_if_uncalibrated(model, active, active == state.plan.full, width)
+    small = extract_quietly(model, width, fold)
+    if fold or active != state.plan.full:
+        fit_configs(small, path, state.plan, active)
     return small
 
 
 def extract_quietly(model: nn.Module, width: Width, fold: bool = False) -> nn.Module:
-    """`extract` for measuring and checking, where statistics do not matter."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return extract(model, width, fold)
+    """`extract` for measurements and checks that need no statistics and no configuration."""
+    network = network_in(model)
+    path = next(iter(converted_parts(model)))
+    state = state_of(network)
+    check_layers(network)
+    check_not_sharded(model, "extract")
+    with state.at(network, width), without_graphs(model):
+        small = copy.deepcopy(model, _active_copies(model))
+    widen_all(small)
+    own_classes(small)
+    _compute_weights(small)
+    if fold:
+        small.eval()
+        fold_norms(small.get_submodule(path), state.plan.folds)
+    return small
 
 
 def _active_copies(model: nn.Module) -> dict[int, Any]:
     """A memo for `copy.deepcopy` in which each tensor was already copied: its active part.
 
-    Records are not copied, as the copy is to lose them.
+    In evaluation mode every batch norm has statistics. Records are not copied, because the copy is
+    a plain network.
     """
     copies: dict[int, Any] = {}
-    with uncalibrated_allowed(model), torch.no_grad():
+    with evaluating(model), uncalibrated_allowed(model), torch.no_grad():
         for module in model.modules():
             for name, whole in {**module._parameters, **module._buffers}.items():
                 if whole is not None and id(whole) not in copies:
-                    copies[id(whole)] = _like(whole, _in_evaluation(module, name))
+                    copies[id(whole)] = _like(whole, getattr(module, name))
             record = record_of(module)
             if record is not None:
                 copies[id(record)] = record
+        copies |= {id(whole): vector for whole, vector in narrow_vectors(model)}
     return copies
-
-
-def _in_evaluation(module: nn.Module, name: str) -> Tensor:
-    """An attribute as it reads in evaluation mode, where every batch norm has statistics."""
-    training, module.training = module.training, False
-    try:
-        tensor = getattr(module, name)
-    finally:
-        module.training = training
-    assert isinstance(tensor, Tensor)
-    return tensor
 
 
 def _like(whole: Tensor, active: Tensor) -> Tensor:
@@ -103,30 +104,31 @@ def _like(whole: Tensor, active: Tensor) -> Tensor:
 
 
 def _channels_last_strides(tensor: Tensor) -> tuple[int, ...]:
-    """They tell a 1x1 filter laid out so from a contiguous one; `is_contiguous` takes it for both.
+    """The strides of a channels-last tensor, also of a 1x1 filter, which counts as contiguous.
 
-    Convolutions on a CPU choose their way by them, and differ in speed by half.
+    Convolutions on a CPU choose their algorithm by strides, with up to twice the speed.
     """
     _, channels, height, width = tensor.shape
     return (channels * height * width, 1, channels * width, channels)
 
 
-def _warn_if_uncalibrated(model: nn.Module, is_full: bool, width: Width) -> None:
-    config = state_of(model).config
+def _warn_if_uncalibrated(
+    model: nn.Module, config: ChannelConfig, is_full: bool, width: Width
+) -> None:
     records = norm_records(model).values()
     if not is_full and not all(record.is_ready(config) for record in records):
         warnings.warn(
-            f"extracting width {width} whose batch-norm statistics were not calibrated: "
-            "it takes the first channels of the full width's. To evaluate it, call "
+            f"extracting width {width} whose batch-norm statistics were not calibrated with these "
+            "weights: it takes the first channels of the full width's. To evaluate it, call "
             "anywidth.calibrate(model, loader, widths=[...]) before extracting",
             stacklevel=3,
         )
 
 
-def _own_classes(model: nn.Module) -> None:
-    """A parametrized module's class is its own; torch shares it with a copy.
+def own_classes(model: nn.Module) -> None:
+    """Give the copies of parametrized modules their own classes, which torch would share.
 
-    Removing the parametrization of one would then break the other.
+    Otherwise, removing the parametrization of one would break the other.
     """
     for module in model.modules():
         if parametrize.is_parametrized(module):
@@ -136,7 +138,7 @@ def _own_classes(model: nn.Module) -> None:
 
 
 def _weight_norm_hooks(model: nn.Module) -> list[tuple[nn.Module, WeightNorm]]:
-    """`torch.nn.utils.weight_norm` keeps the weight it computed last as a plain attribute."""
+    """The hooks of `torch.nn.utils.weight_norm`, which keep a computed weight as an attribute."""
     return [
         (module, hook)
         for module in model.modules()
@@ -146,10 +148,10 @@ def _weight_norm_hooks(model: nn.Module) -> list[tuple[nn.Module, WeightNorm]]:
 
 
 @contextlib.contextmanager
-def _without_graphs(model: nn.Module) -> Iterator[None]:
-    """Detaches the weights that hooks computed: torch cannot copy a tensor that carries a graph.
+def without_graphs(model: nn.Module) -> Iterator[None]:
+    """Detach the weights that hooks computed, because torch cannot copy a tensor with a graph.
 
-    The next forward computes them anew.
+    The next forward computes them again.
     """
     computed = [
         (vars(module), name, value)
@@ -170,3 +172,6 @@ def _compute_weights(model: nn.Module) -> None:
     with torch.no_grad():
         for module, hook in _weight_norm_hooks(model):
             setattr(module, hook.name, hook.compute_weight(module))
+        for module in model.modules():
+            for norm in spectral_hooks(module):
+                setattr(module, norm.name, norm.compute_weight(module, do_power_iteration=False))

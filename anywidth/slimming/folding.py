@@ -1,4 +1,4 @@
-"""Merging batch norm and weight norm into plain weights, for inference."""
+"""Fold batch norm and weight norm into plain weights, for inference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anywidth.slimming.layers import only_normalises
 
 
 def fold_norms(model: nn.Module, folds: list[tuple[str, str]]) -> None:
-    """Bakes weight norm, and merges each batch norm into the layer that it alone reads."""
+    """Replace weight norm by plain weights, and fold each batch norm into the layer before it."""
     for module in list(model.modules()):
         _bake_weight_norm(module)
     for layer_path, norm_path in folds:
@@ -48,7 +48,7 @@ def _merge(layer: nn.Linear | _ConvNd, norm: _BatchNorm, mean: Tensor, variance:
 
 
 def _scaled(layer: nn.Linear | _ConvNd, scale: Tensor) -> Tensor:
-    """The weight with each output channel scaled, wherever the layer keeps its outputs."""
+    """The weight with each output channel scaled, on the output axis of the layer."""
     weight = layer.weight
     if not isinstance(layer, _ConvTransposeNd):
         return weight * scale.view(-1, *[1] * (weight.dim() - 1))

@@ -2,8 +2,8 @@
 
 A narrowed module keeps its parameters as they are and gets a subclass of its own class in which
 each of them is a property that returns the active part. Its forward, its hooks and both kinds of
-weight norm then work on fewer channels without knowing of it. `torch.nn.utils.parametrize` does
-the same to a class; unlike there, nothing in `state_dict` is renamed.
+weight norm then work on fewer channels. `torch.nn.utils.parametrize` changes classes in the same
+way, but renames entries of `state_dict`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.parametrizations import _SpectralNorm
 
 from anywidth.errors import AnywidthError
 from anywidth.planning.cuts import RECORD, Cut, cut_size, take
+from anywidth.slimming.kept_caches import unhook_caches
 from anywidth.slimming.norm_statistics import (
     RUNNING,
     NormRecord,
@@ -25,44 +27,52 @@ from anywidth.slimming.norm_statistics import (
     loading_statistics,
     norm_record,
     reading_statistics,
+    training_statistics,
 )
+from anywidth.slimming.recomputing import unhook_passes
 from anywidth.slimming.record import Record, record_of
+from anywidth.slimming.recurrent_layers import RECURRENT
+from anywidth.slimming.spectral_weights import PARAMETRIZED, hooked_vectors
+from anywidth.slimming.unsupported_tools import check_attribute, refuse_scripting
 
-# The child of a batch norm that has a scale and bias for each switch of a slimmable network.
+# The child of a batch norm with a scale and bias per switch of a slimmable network. Those tuned
+# after training are beside the statistics instead (`norm_statistics.py`).
 PRIVATE_AFFINE = "private_affine"
 
 
 class Kind(NamedTuple):
-    """What the class of a changed module is made from."""
+    """The parts from which the class of a converted module is made."""
 
     plain: type[nn.Module]
     tensors: tuple[str, ...]
     is_norm: bool
-    has_switches: bool
+    has_private: bool
     forward: Callable[[Any, Tensor], Tensor] | None
 
 
 def narrow(module: nn.Module, tensors: Iterable[str]) -> None:
-    """Gives a module the subclass in which the named tensors can be cut."""
+    """Give a module a subclass in which the named tensors can be cut."""
     kind = NormRecord if keeps_statistics(module) else Record
     module.__dict__[RECORD] = kind(type(module), tuple(sorted(tensors)))
     dress(module)
 
 
 def dress(module: nn.Module) -> None:
-    """Gives a module the class that its record asks for."""
+    """Give a module the class that fits its record."""
     record: Record = module.__dict__[RECORD]
     norm = norm_record(module)
-    has_switches = norm is not None and norm.switches is not None
+    has_private = norm is not None and (norm.switches is not None or norm.has_tuned)
     forward = None if record.fast is None else record.fast.forward
-    kind = Kind(record.plain, record.tensors, norm is not None, has_switches, forward)
+    kind = Kind(record.plain, record.tensors, norm is not None, has_private, forward)
     module.__class__ = _changed_class(kind)
 
 
 def widen(module: nn.Module) -> None:
-    """Undoes `narrow`; attributes set for a width are left for the caller to restore."""
+    """Undo `narrow`; the caller restores attributes that were set for a width."""
     record: Record = module.__dict__.pop(RECORD)
     module.__class__ = record.plain
+    unhook_passes(module)
+    unhook_caches(module)
     if isinstance(record, NormRecord) and record.switches is not None:
         del module._modules[PRIVATE_AFFINE]
 
@@ -74,14 +84,14 @@ def widen_all(model: nn.Module) -> None:
 
 
 def drop_fast_paths(model: nn.Module) -> None:
-    """Gives every layer back the forward it had before `fast_layers.use_kernels`."""
+    """Restore the forward that every layer had before `fast_layers.use_kernels`."""
     for module in model.modules():
         record = record_of(module)
         if record is not None and record.fast is not None:
             record.fast = None
             if is_narrowed(module):
                 dress(module)
-            else:  # an activation, say
+            else:  # such as an activation
                 widen(module)
 
 
@@ -91,7 +101,7 @@ def is_narrowed(module: nn.Module) -> bool:
 
 
 def only_normalises(module: nn.Module) -> TypeGuard[_BatchNorm]:
-    """Whether a module is a batch norm and no more: one with its own forward may activate too."""
+    """Whether a module is a plain batch norm: one with its own forward may also activate."""
     plain = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
     return isinstance(module, _BatchNorm) and type(module).forward in plain
 
@@ -103,7 +113,7 @@ def _changed_class(kind: Kind) -> type[nn.Module]:
     is_graph = issubclass(plain, torch.fx.GraphModule)  # which knows its own classes by that name
     place = plain.__qualname__.removesuffix(plain.__name__)
     members: dict[str, Any] = {
-        "__module__": plain.__module__,  # torch.fx, for one, takes torch's layers whole by it
+        "__module__": plain.__module__,  # torch.fx recognises torch's layers by it
         "__qualname__": plain.__qualname__ if is_graph else place + name,
         "__reduce_ex__": _reduced(kind),
     }
@@ -111,20 +121,31 @@ def _changed_class(kind: Kind) -> type[nn.Module]:
         members |= {tensor: property(_active_part(tensor)) for tensor in kind.tensors}
         members["__setattr__"] = _setting_active_part(plain, kind.tensors)
         members["_apply"] = _apply
+        members["__prepare_scriptable__"] = refuse_scripting
+        members |= hooked_vectors(kind.tensors, _active_part)
+    if is_narrowed and issubclass(plain, nn.RNNBase):
+        members |= RECURRENT
+    if is_narrowed and issubclass(plain, nn.ParameterList):
+        members["__getitem__"] = _listed
+    if is_narrowed and issubclass(plain, _SpectralNorm):
+        members |= PARAMETRIZED
     if kind.is_norm:
         members |= {tensor: property(reading_statistics(tensor)) for tensor in RUNNING}
         members["_load_from_state_dict"] = loading_statistics(plain)
-    if kind.has_switches:
+        members["train"] = training_statistics(plain)
+    if kind.has_private:
         for tensor in ("weight", "bias"):
-            members[tensor] = property(_private_part(tensor, members.get(tensor)))
+            shared = members[tensor].fget if tensor in members else None
+            members[tensor] = property(_private_part(tensor, shared))
     if kind.forward is not None:
         members["forward"] = kind.forward
     return type(name, (plain,), members)
 
 
 def _reduced(kind: Kind) -> Callable[[nn.Module, Any], tuple[Any, ...]]:
-    """What `copy` and `pickle` make a module from: its plain class, as a changed one has no name
-    by which another process would find it.
+    """`__reduce_ex__` for `copy` and `pickle`: it uses the plain class.
+
+    Another process could not find the changed class by its name.
     """
 
     def reduce_ex(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
@@ -154,10 +175,13 @@ def _active_part(name: str) -> Callable[[nn.Module], Tensor | None]:
         if tensor is None:
             return None
         record: Record = self.__dict__[RECORD]
-        may_keep = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        is_eager = not torch.compiler.is_compiling()
+        if is_eager and record.use.block is not None:
+            record.use.check()
+        may_keep = is_eager and not torch.is_grad_enabled()
         if may_keep:
             view = record.views.get(name)
-            # The view keeps its memory alive, so at one address lies one and the same tensor.
+            # The view keeps its memory alive, so an equal address means the same tensor.
             if view is not None and _address(view) == _address(tensor):
                 return view
         part = tensor
@@ -177,15 +201,31 @@ def _active_part(name: str) -> Callable[[nn.Module], Tensor | None]:
     return active_part
 
 
-def _private_part(name: str, shared: property | None) -> Callable[[nn.Module], Tensor | None]:
-    """The scale or bias of a norm with private ones; at other widths it is what all share."""
+def _listed(self: Any, index: Any) -> Any:
+    """`nn.ParameterList[index]`; of a slice, a list of the active parts.
+
+    torch would make another module of them, with parameters of its own that nobody trains.
+    """
+    if isinstance(index, slice):
+        return [self[i] for i in range(len(self))[index]]
+    return nn.ParameterList.__getitem__(self, index)
+
+
+def _private_part(
+    name: str, shared: Callable[[nn.Module], Tensor | None] | None
+) -> Callable[[nn.Module], Tensor | None]:
+    """The private scale or bias of a norm; at other widths the shared one."""
 
     def private_part(self: nn.Module) -> Tensor | None:
-        record: Any = self.__dict__[RECORD]
-        index = record.switches.get(record.config)
+        record: NormRecord = self.__dict__[RECORD]
+        tuned = record.tuned(self)
+        if tuned is not None:
+            part: Tensor | None = getattr(tuned, name)
+            return part
+        index = None if record.switches is None else record.switches.get(record.config)  # type: ignore[arg-type]
         if index is None:
-            # A norm whose channels are the same at all widths has no active part.
-            return self._parameters[name] if shared is None else shared.__get__(self)
+            # A norm with the same channels at all widths has no active part.
+            return self._parameters[name] if shared is None else shared(self)
         own: Tensor = getattr(self._modules[PRIVATE_AFFINE], name)[index]
         return own
 
@@ -195,13 +235,14 @@ def _private_part(name: str, shared: property | None) -> Callable[[nn.Module], T
 def _setting_active_part(
     plain: type[nn.Module], tensors: tuple[str, ...]
 ) -> Callable[[nn.Module, str, Any], None]:
-    """A buffer that forward assigns anew at a narrow width: its active part alone changes."""
+    """If forward assigns a new buffer at a narrow width, only its active part changes."""
 
     def set_attribute(self: nn.Module, name: str, value: Any) -> None:
         record = record_of(self)
-        if record is None:  # one that is being copied
+        if record is None:  # it is being copied
             plain.__setattr__(self, name, value)
             return
+        check_attribute(name)
         if isinstance(record, NormRecord) and record.assign(self, name, value):
             return
         if name in tensors and not _can_hold(self, name, value):
@@ -227,9 +268,9 @@ def _can_hold(module: nn.Module, name: str, value: Any) -> bool:
 
 def _taken_away(module: nn.Module, name: str) -> AnywidthError:
     return AnywidthError(
-        f"the {name} of a converted layer ({type(module).__name__}) was taken away: weight norm, "
-        "spectral norm, pruning and other parametrizations belong before anywidth.slimmable, and "
-        "DistributedDataParallel in place of DataParallel"
+        f"the {name} of a converted layer ({type(module).__name__}) was removed: apply weight "
+        "norm, spectral norm, pruning and other parametrizations before anywidth.slimmable, and "
+        "use DistributedDataParallel instead of DataParallel"
     )
 
 
@@ -239,7 +280,7 @@ def _active_shape(whole: Tensor, cuts: dict[int, Cut]) -> tuple[int, ...]:
 
 
 def _put(whole: Tensor, part: Tensor, cuts: dict[int, Cut]) -> None:
-    """Writes the active part, stretch by stretch."""
+    """Write the active part, segment by segment."""
     if not cuts:
         whole.copy_(part)
         return
@@ -252,7 +293,7 @@ def _put(whole: Tensor, part: Tensor, cuts: dict[int, Cut]) -> None:
 
 
 def _address(tensor: Tensor) -> int | None:
-    """Where a tensor's memory starts; None for one without, as inside `torch.func` or a trace."""
+    """The address of a tensor's memory; None without memory, as in `torch.func` or a trace."""
     try:
         return tensor.data_ptr() or None
     except RuntimeError:
@@ -260,7 +301,7 @@ def _address(tensor: Tensor) -> int | None:
 
 
 def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-    """`model.to(...)`: views of what was are of no use, and statistics of all widths go too."""
+    """`model.to(...)`: drop old views, and move the statistics of all widths."""
     record: Record = self.__dict__[RECORD]
     record.views.clear()
     if isinstance(record, NormRecord):

@@ -1,6 +1,6 @@
-"""Running statistics of a norm by width: it reads those of the width it is set to.
+"""Running statistics of a norm by width: it uses those of its current width.
 
-The full width's are its buffers; all others are in its bank, by configuration.
+The statistics of full width are its buffers; all others are in its bank, by configuration.
 """
 
 from __future__ import annotations
@@ -12,19 +12,37 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn.modules.batchnorm import _NormBase
 
 from anywidth.errors import AnywidthError
 from anywidth.planning.cuts import RECORD, take
+from anywidth.planning.held_buffers import buffers_restored
+from anywidth.slimming.fingerprints import OUTDATED, Fingerprint, Weights
 from anywidth.slimming.record import Record, record_of
 from anywidth.width import ChannelConfig
 
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")
-"""Buffers of a norm that each width has its own of."""
+"""Buffers of a norm that are separate for each width."""
+
+
+# Passes at full width after which the statistics of a width that was not trained again are too old.
+_MOST_PASSES = 100
 
 
 class MissingStatisticsError(AnywidthError):
-    """A width is evaluated whose batch-norm statistics are not known."""
+    """Raised when a width without batch-norm statistics is evaluated."""
+
+
+@dataclass
+class Affine:
+    """A private scale and bias of one norm at one configuration."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
 
 @dataclass
@@ -32,7 +50,9 @@ class Statistics:
     """Running statistics of one batch norm at one configuration.
 
     `label` is the width as the user gave it, for messages; `ready` is false until the first
-    batch was seen.
+    batch was seen. Training updates those that are tracked. `made_with` is None while they follow
+    the weights: from a training pass until the next evaluation. `affine` was tuned after training
+    (`anywidth.tune_norms`) and, like the statistics, belongs to these weights.
     """
 
     running_mean: Tensor
@@ -40,19 +60,36 @@ class Statistics:
     num_batches_tracked: Tensor
     label: float | None = None
     ready: bool = False
+    is_tracked: bool = False
+    made_with: Fingerprint | None = None
+    trained_at: int = 0  # how often the full width was trained until then
+    affine: Affine | None = None
 
     def tensors(self) -> list[Tensor]:
         return [self.running_mean, self.running_var, self.num_batches_tracked]
 
     def copy_from(self, other: Statistics) -> None:
-        """Takes over another's, into the tensors that are here: a CUDA graph writes to those."""
+        """Copy other statistics into these tensors, because a CUDA graph writes to them."""
         for held, value in zip(self.tensors(), other.tensors(), strict=True):
             held.copy_(value)
-        self.label, self.ready = other.label, other.ready
+        self.label, self.ready, self.made_with = other.label, other.ready, other.made_with
+        self.affine = other.affine
+
+    def follow(self, norm: nn.Module) -> None:
+        """Follow the weights as training changes them, until the next evaluation."""
+        self.made_with = None
+        if not is_compiling():
+            self.trained_at = _full_passes(norm)
+
+    def settle(self, norm: nn.Module, now: Fingerprint) -> None:
+        """Record the weights that statistics belong to, if they followed them until now."""
+        if self.ready and self.made_with is None:
+            is_old = _full_passes(norm) - self.trained_at > _MOST_PASSES
+            self.made_with = OUTDATED if is_old else now
 
 
 class NormRecord(Record):
-    """The record of a norm: its statistics by width, and the width that it runs at."""
+    """The record of a norm: its statistics by width, and its current width."""
 
     def __init__(self, plain: type[nn.Module], tensors: tuple[str, ...] = ()) -> None:
         super().__init__(plain, tensors)
@@ -62,35 +99,108 @@ class NormRecord(Record):
         self.label: float | None = None
         self.is_lenient = False
         self.uses_batches = False  # each batch is normalised by its own statistics
-        # Which private scale and bias a configuration has (`switchable.py`); None without any.
+        self.is_calibrating = False  # in training mode, but only for statistics
+        # Configuration → index of its private scale and bias (`switchable.py`); None without any.
         self.switches: dict[ChannelConfig, int] | None = None
+        self.has_tuned = False  # whether a width has, or had, a scale and bias tuned for it
+        self.weights = Weights(None)  # of the network that the norm is part of
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.settle()  # a copy may get other weights
+        return self.__dict__
+
+    def settle(self) -> None:
+        """Record the present weights in the statistics that training has updated."""
+        root = self.weights.root
+        if root is None or not any(e.ready and e.made_with is None for e in self.bank.values()):
+            return
+        now = self.weights.fingerprint()
+        for norm, record in norm_records(root).items() if now is not None else ():
+            for entry in record.bank.values():
+                entry.settle(norm, now)  # type: ignore[arg-type]
 
     def switch(self, config: ChannelConfig, is_full: bool, label: float | None) -> None:
-        """Reads the statistics of another configuration from now on."""
+        """Use the statistics of another configuration."""
         self.config, self.is_full, self.label = config, is_full, label
         entry = self.bank.get(config)
         if entry is not None and entry.label is None:
             entry.label = label
 
     def is_ready(self, config: ChannelConfig) -> bool:
+        """Whether there are statistics of a configuration, of the weights as they are now."""
         entry = self.bank.get(config)
-        return entry is not None and entry.ready
+        if entry is None or not entry.ready:
+            return False
+        now = self.weights.fingerprint()
+        return now is None or self.weights.belong_to(entry.made_with, now)
+
+    def tuned(self, norm: nn.Module) -> Affine | None:
+        """The scale and bias tuned for the current width; training uses the shared ones.
+
+        If the weights have changed since, reading the statistics raises an error; here they are
+        compared only if the statistics are not read.
+        """
+        entry = None if self.is_full else self.bank.get(self.config)  # type: ignore[arg-type]
+        if entry is None or entry.affine is None or (norm.training and not self.is_calibrating):
+            return None
+        reads_none = self.is_lenient or self.uses_batches
+        if reads_none and not self.is_ready(self.config):  # type: ignore[arg-type]
+            return None
+        return entry.affine
+
+    def is_current(self, entry: Statistics, name: str) -> bool:
+        """`is_ready` of the present configuration, computed once per pass."""
+        weights = self.weights
+        if weights.verdict and (weights.checker is not self or name != "running_var"):
+            return True
+        if not (weights.verdict and weights.is_fresh):
+            weights.checker = self
+            weights.verdict = self._is_of_these_weights(entry)
+            weights.is_stale = not weights.verdict
+        weights.is_fresh = name == "running_mean"  # the same pass asks for the variance next
+        return weights.verdict is True
+
+    def _is_of_these_weights(self, entry: Statistics) -> bool:
+        root = self.weights.root
+        if root is not None and root.training:  # with frozen norms, whose statistics it uses
+            for norm, record in norm_records(root).items():
+                if record.config in record.bank:
+                    record.bank[record.config].follow(norm)
+            return True
+        self.settle()
+        now = self.weights.fingerprint()
+        if now is None or self.weights.belong_to(entry.made_with, now):
+            entry.made_with = now or entry.made_with  # the same weights, but faster to compare
+            return True
+        return False
+
+    def is_new(self, norm: nn.Module) -> bool:
+        """Whether the network was never trained: every width then has the initial statistics.
+
+        This is as at full width and as in PyTorch, because a trainer may validate before it trains.
+        It does not hold in training mode, where the weights are about to change.
+        """
+        root = self.weights.root
+        if is_compiling() or root is None or root.training or not is_initial(norm):
+            return False
+        return not any(e.ready for e in self.bank.values()) and self.weights.are_initial()
 
     def file(self, config: ChannelConfig, entry: Statistics) -> None:
-        """Keeps statistics of a configuration in place of those it has."""
+        """Replace the statistics of a configuration."""
+        entry.is_tracked = False
         self.bank.setdefault(config, entry).copy_from(entry)
 
     def sliced(self, norm: nn.Module, name: str) -> Tensor | None:
-        """The first of the full width's, as many as the present width has."""
+        """The statistics of full width, cut to the channels of the current width."""
         tensor, cut = norm._buffers[name], self.cut("running_mean", 0)
         if tensor is None or tensor.dim() == 0 or cut is None:
             return tensor
         return take(tensor, 0, cut)
 
     def assign(self, norm: nn.Module, name: str, value: Any) -> bool:
-        """Whether a value is one of a narrower width's statistics; it has then been put there.
+        """Store a value that is a statistic of a narrower width; returns whether it was one.
 
-        A width that is not tracked keeps none.
+        Widths that are not tracked keep no statistics.
         """
         if name not in RUNNING or self.is_full:
             return False
@@ -98,34 +208,37 @@ class NormRecord(Record):
         if expected is None or not isinstance(value, Tensor) or value.shape != expected.shape:
             return False
         entry = self.bank.get(self.config)  # type: ignore[arg-type]
-        if entry is not None:
+        if entry is not None and (entry.is_tracked or not norm.training):
             with torch.no_grad():
                 getattr(entry, name).copy_(value)
         return True
 
     def map(self, function: Callable[[Tensor], Tensor]) -> None:
         """`model.to(...)`: the statistics of all widths move with the module."""
+        self.weights.forget()
         for entry in self.bank.values():
             for name in RUNNING:
                 setattr(entry, name, function(getattr(entry, name)))
+            for name, tensor in entry.affine.tensors().items() if entry.affine is not None else ():
+                setattr(entry.affine, name, function(tensor))
 
     def missing(self) -> MissingStatisticsError:
-        """What evaluating the present width is answered with."""
-        entries = self.bank.values()
-        known = sorted(e.label for e in entries if e.ready and e.label is not None)
+        """The error for evaluating the current width."""
+        ready = [entry.label for config, entry in self.bank.items() if self.is_ready(config)]
+        known = sorted(label for label in ready if label is not None)
         width = "this configuration" if self.label is None else f"width {self.label}"
         entry = self.bank.get(self.config)  # type: ignore[arg-type]
         was_known = entry is not None and bool(entry.num_batches_tracked > 0)
         return MissingStatisticsError(
-            f"batch norm has no statistics for {width}: calibrated are the full width"
-            + (f" and {known}" if known else " alone")
-            + ("; what it had was of the weights before load_state_dict" if was_known else "")
+            f"batch norm has no statistics for {width}: it has them for the full width"
+            + (f" and {known}" if known else " only")
+            + ("; its statistics were made with other weights" if was_known else "")
             + f". Call anywidth.calibrate(model, loader, widths=[{self.label or 'config'}]) first"
         )
 
 
 def keeps_statistics(module: nn.Module) -> bool:
-    """Whether a module tracks what it normalises by, as batch norm does."""
+    """Whether a module tracks running statistics, as batch norm does."""
     return isinstance(module, _NormBase) and module.running_mean is not None
 
 
@@ -141,30 +254,48 @@ def norm_records(model: nn.Module) -> dict[nn.Module, NormRecord]:
     return {module: record for module, record in found if record is not None}
 
 
-def new_statistics(norm: nn.Module, label: float | None) -> Statistics:
-    """Statistics as a new norm of the present width would start with."""
+def is_initial(norm: nn.Module) -> bool:
+    """Whether the full width's statistics are those that a new norm starts with.
+
+    Files of old networks do not count batches, but have means.
+    """
+    mean, batches = norm._buffers["running_mean"], norm._buffers["num_batches_tracked"]
+    if mean is None or mean.is_meta or (batches is not None and batches > 0):
+        return False
+    return not mean.any()
+
+
+def _full_passes(norm: nn.Module) -> int:
+    """How often a norm was trained at full width, without waiting for a GPU."""
+    count = norm._buffers["num_batches_tracked"]
+    return 0 if count is None or count.is_inference() else count._version
+
+
+def new_statistics(norm: nn.Module, label: float | None, is_tracked: bool = False) -> Statistics:
+    """The initial statistics of a norm of the current width."""
     like, size = norm._buffers["running_mean"], int(norm.num_features)  # type: ignore[arg-type]
     assert like is not None
-    with torch.inference_mode(False):  # what is made in that mode could never be updated outside
+    with torch.inference_mode(False):  # tensors made in that mode cannot be updated outside it
         return Statistics(
             like.new_zeros(size),
             like.new_ones(size),
             torch.zeros((), dtype=torch.long, device=like.device),
             label,
+            is_tracked=is_tracked,
         )
 
 
 def tracked_statistics(model: nn.Module, config: ChannelConfig | None = None) -> list[Statistics]:
-    """What a network knows of widths other than the full one, whose are in its buffers.
+    """The statistics of all widths except the full one, which has them in its buffers.
 
-    Of one configuration, or of all.
+    With `config`, only those of one configuration.
     """
     banks = [record.bank for record in norm_records(model).values()]
     return [e for bank in banks for c, e in bank.items() if config is None or c == config]
 
 
 def running_statistics(model: nn.Module, configs: Collection[ChannelConfig]) -> list[Tensor]:
-    """Means and variances that training at some configurations has moved."""
+    """The means and variances that training at some configurations has changed."""
     found: list[Tensor | None] = []
     for norm, record in norm_records(model).items():
         entries = [record.bank[config] for config in configs if config in record.bank]
@@ -175,27 +306,21 @@ def running_statistics(model: nn.Module, configs: Collection[ChannelConfig]) -> 
 
 @contextlib.contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Puts back what passes in between have changed: buffers, and statistics of all widths."""
+    """Restore buffers and the statistics of all widths after a `with` block."""
     entries = tracked_statistics(model)
-    ready = [entry.ready for entry in entries]
-    held = [(module, dict(module._buffers)) for module in model.modules()]
-    tensors = [*model.buffers(), *(tensor for entry in entries for tensor in entry.tensors())]
-    before = [tensor.clone() for tensor in tensors]
+    before_that = [(entry.ready, entry.made_with, entry.affine) for entry in entries]
+    tensors = [tensor for entry in entries for tensor in entry.tensors()]
     try:
-        yield
+        with buffers_restored(model, tensors):
+            yield
     finally:
-        for module, buffers in held:
-            module._buffers.update(buffers)  # a forward may have assigned others
-        with torch.no_grad():
-            for tensor, value in zip(tensors, before, strict=True):
-                tensor.copy_(value)
-        for entry, was_ready in zip(entries, ready, strict=True):
-            entry.ready = was_ready
+        for entry, values in zip(entries, before_that, strict=True):
+            entry.ready, entry.made_with, entry.affine = values
 
 
 @contextlib.contextmanager
 def batch_statistics(model: nn.Module) -> Iterator[None]:
-    """Normalises every batch by its own statistics, at every width, and keeps none of them.
+    """Normalise every batch by its own statistics, at every width, and keep none of them.
 
     For comparing many configurations without calibrating each.
     """
@@ -211,9 +336,9 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def uncalibrated_allowed(model: nn.Module) -> Iterator[None]:
-    """Lets widths without statistics be evaluated with the first of the full width's.
+    """Evaluate widths without statistics with those of full width, cut to their channels.
 
-    For checks and for showing what calibration is worth; accuracy is poor there.
+    For checks, and to show the effect of calibration; the accuracy is poor.
     """
     records = norm_records(model).values()
     before = [record.is_lenient for record in records]
@@ -227,7 +352,7 @@ def uncalibrated_allowed(model: nn.Module) -> Iterator[None]:
 
 
 def reading_statistics(name: str) -> Callable[[nn.Module], Tensor | None]:
-    """What a norm's class is given in place of one of its buffers: that of the present width."""
+    """The property that replaces a buffer of a norm: the statistic of the current width."""
 
     def running(self: nn.Module) -> Tensor | None:
         record: NormRecord = self.__dict__[RECORD]
@@ -237,12 +362,20 @@ def reading_statistics(name: str) -> Callable[[nn.Module], Tensor | None]:
             return self._buffers[name]
         entry = record.bank.get(record.config)  # type: ignore[arg-type]
         if self.training:
-            # Widths that are not tracked use the batch's own statistics and leave no trace.
-            if entry is None:
+            # Widths that are not tracked use the batch's own statistics.
+            if entry is None or not entry.is_tracked:
                 return None
             entry.ready = True
-        elif entry is None or not entry.ready:
-            if not record.is_lenient:
+            entry.follow(self)
+            if not record.is_calibrating:
+                entry.affine = None  # it belongs to the earlier weights
+        elif (
+            entry is None
+            or not entry.ready
+            # A compiled pass only knows the result of `set_width`.
+            or (record.weights.is_stale if is_compiling() else not record.is_current(entry, name))
+        ):
+            if not (record.is_lenient or record.is_new(self)):
                 raise record.missing()
             return record.sliced(self, name)
         tensor: Tensor = getattr(entry, name)
@@ -252,10 +385,9 @@ def reading_statistics(name: str) -> Callable[[nn.Module], Tensor | None]:
 
 
 def loading_statistics(plain: type[nn.Module]) -> Callable[..., None]:
-    """Loads a norm; where it gets other statistics, those of narrower widths hold no longer.
+    """`_load_from_state_dict` of a norm: statistics do not follow weights that are loaded.
 
-    They are of the weights before, and would be wrong in silence. The same weights loaded again
-    change nothing.
+    Loading the same weights again changes nothing.
     """
 
     def load(self: nn.Module, *arguments: Any) -> None:
@@ -263,16 +395,31 @@ def loading_statistics(plain: type[nn.Module]) -> Callable[..., None]:
         names = ("running_mean", "running_var")
         held = [self._buffers[name] for name in names]
         values = [None if tensor is None else tensor.clone() for tensor in held]
-        is_full, record.is_full = record.is_full, True  # a state_dict is of the full width
+        is_full, record.is_full = record.is_full, True  # a state_dict has the full width
         try:
             plain._load_from_state_dict(self, *arguments)
         finally:
             record.is_full = is_full
         if not all(_is_same(self._buffers[n], v) for n, v in zip(names, values, strict=True)):
             for entry in record.bank.values():
-                entry.ready = False
+                entry.ready = entry.ready and entry.made_with is not None
+        record.weights.forget()
 
     return load
+
+
+def training_statistics(plain: type[nn.Module]) -> Callable[..., Any]:
+    """`train` of a norm: a change of mode makes evaluation compare the weights again."""
+
+    def train(self: nn.Module, mode: bool = True) -> Any:
+        record: NormRecord = self.__dict__[RECORD]
+        record.weights.verdict = None
+        record.weights.trainings.count += 1
+        if self.training and not mode:
+            record.settle()
+        return plain.train(self, mode)
+
+    return train
 
 
 def _is_same(tensor: Tensor | None, value: Tensor | None) -> bool:

@@ -1,4 +1,4 @@
-"""What conversion keeps on a module: one record, under one private name in its `__dict__`."""
+"""The record of a converted module, under one private name in its `__dict__`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from anywidth.planning.cuts import RECORD, Cut
+from anywidth.slimming.thread_use import ThreadUse
 
 if TYPE_CHECKING:
     from anywidth.slimming.state import SlimmableState
 
 
 class Views(dict[str, Tensor]):
-    """Active parts of a module's tensors at its present width, for passes without gradients.
+    """The active parts of a module's tensors at its current width, for passes without gradients.
 
-    Only views are kept, never copies, so that they cannot go stale; a copied or pickled module
-    starts with none.
+    Only views are kept, never copies, so they cannot become stale; a copied or pickled module
+    starts without any.
     """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Views:
@@ -30,14 +31,14 @@ class Views(dict[str, Tensor]):
 
 @dataclass(eq=False)
 class FastPath:
-    """How a layer runs on a GPU, and the layers it shares its passes over memory with.
+    """The forward of a layer on a GPU, and the layers with which it shares passes over memory.
 
     Args:
-        forward: what the layer runs in place of its class's own.
-        activation: of a norm: the kind of activation it does too, and the module it does it for.
-        read_by: of a norm: the convolution that may do the norm's work.
-        norm_after: of a convolution: the norm whose statistics it may take.
-        awaits: of a convolution: whether a norm has just left its work to it.
+        forward: replaces the forward of the layer's class.
+        activation: for a norm: the activation that it includes, and that activation's module.
+        read_by: for a norm: the convolution that may compute the norm.
+        norm_after: for a convolution: the norm whose statistics it may compute.
+        awaits: for a convolution: whether a norm has just been left to it.
     """
 
     forward: Callable[[Any, Tensor], Tensor]
@@ -47,39 +48,44 @@ class FastPath:
     awaits: bool = False
 
 
+UNUSED = ThreadUse()
+"""Of modules that are not part of a network yet."""
+
+
 class Record:
-    """What conversion keeps on one module; `norm_statistics.NormRecord` is that of a norm.
+    """The record of one converted module; norms have a `norm_statistics.NormRecord`.
 
     Args:
         plain: the module's own class.
-        tensors: the parameters and buffers of which the module sees the active part.
+        tensors: parameters and buffers of which the module sees only the active part.
     """
 
     def __init__(self, plain: type[nn.Module], tensors: tuple[str, ...] = ()) -> None:
         self.plain = plain
         self.tensors = tensors
         self.cuts: dict[str, dict[int, Cut]] = {}  # of each tensor, by axis
-        self.scales: dict[str, float] = {}  # what a tensor is multiplied by (output averaging)
+        self.scales: dict[str, float] = {}  # factors of tensors (output averaging)
         self.views = Views()
+        self.use = UNUSED
         self.fast: FastPath | None = None
-        self.network: SlimmableState | None = None  # of the module that was converted as a whole
+        self.network: SlimmableState | None = None  # only for the root of the converted network
 
     def cut(self, tensor: str, axis: int) -> Cut | None:
-        """What is active of one axis; None where it always is as a whole."""
+        """The active part of one axis; None if it is always whole."""
         return self.cuts.get(tensor, {}).get(axis)
 
     def set(self, cuts: dict[str, dict[int, Cut]], scales: dict[str, float]) -> None:
-        """Runs the module at another width from now on."""
+        """Set the module to another width."""
         self.cuts, self.scales = cuts, scales
         self.views.clear()
 
 
 def record_of(module: nn.Module) -> Record | None:
-    """The record of a module that conversion has changed; None for any other."""
+    """The record of a converted module; None for any other."""
     return module.__dict__.get(RECORD)
 
 
 def plain_class(module: nn.Module) -> type[nn.Module]:
-    """A module's own class, also where it was given another."""
+    """A module's own class, also if conversion gave it another."""
     record = record_of(module)
     return type(module) if record is None else record.plain

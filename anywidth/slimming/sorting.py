@@ -1,14 +1,14 @@
-"""Putting the most important channels of a trained network first, before it is made slimmable.
+"""Put the most important channels of a trained network first, before it is made slimmable.
 
-A slimmable network runs on the first channels of each group. A network trained ordinarily has its
-important channels anywhere; a permutation of the channels changes nothing at full width, and gives
+A slimmable network runs on the first channels of each group. In an ordinary trained network the
+important channels can be anywhere. Permuting the channels changes nothing at full width and gives
 the narrow widths a better start.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from anywidth.errors import AnywidthError
-from anywidth.modes import evaluating
 from anywidth.planning.cuts import held_tensor, is_converted
 from anywidth.planning.example_inputs import example_inputs
 from anywidth.planning.groups import Plan
+from anywidth.planning.modes import evaluating
+from anywidth.planning.part_calls import record_calls
 from anywidth.planning.parts import Axis
 from anywidth.planning.trace import plan as make_plan
-from anywidth.slimming.trial import TOLERANCE, difference, run
+from anywidth.slimming.verifying.trial import TOLERANCE, difference, run
 
 Orders = dict[str, Tensor]
 
@@ -34,20 +35,20 @@ def sort_channels(
     *,
     example_input: Any = None,
 ) -> None:
-    """Puts the most important channels of each group first; the network computes the same.
+    """Put the most important channels of each group first; the network's output stays the same.
 
-    Call it on a trained network before `anywidth.slimmable` and before its optimiser is made: an
-    optimiser's momentum would not move along. The output at full width is compared before and
-    after; if it differs, the network is left as it was and an error names the group.
+    Call it on a trained network before `anywidth.slimmable` and before the optimiser is created,
+    because the optimiser's momentum would not be permuted. The outputs at full width before and
+    after are compared; if they differ, the network is restored and an error names the group.
 
     Args:
         model: a network that has not been converted; its parameters and buffers are permuted in
             place.
-        plan: what `anywidth.plan` found, perhaps edited; made here if not given. Groups that it
-            keeps fixed are not sorted.
-        importance: for a group's name, one number per unit (a channel, or a whole head), the
-            larger the more important. By default the norm of the weights that make and read it,
-            each weight counted relative to its whole tensor.
+        plan: from `anywidth.plan`, possibly edited; made here if not given. Fixed groups are not
+            sorted.
+        importance: group name → one number per unit (a channel, or a whole head); larger means
+            more important. By default the norm of the weights that make and read the unit, each
+            weight relative to its whole tensor.
         example_input: as for `anywidth.plan`; needed without a plan.
 
     Example:
@@ -70,23 +71,23 @@ def sort_channels(
         plan = make_plan(model, example_input)
     orders = _orders(model, plan, importance)
     probe = _stirred_copy(model)
-    inputs = example_inputs(probe, plan)
     with evaluating(probe):
-        before = run(probe, inputs)
+        output = _outputs(probe, plan)
+        before = output()
         _permute(probe, plan, orders)
-        if not _is_same(run(probe, inputs), before):
+        if not _is_same(output(), before):
             _permute(probe, plan, _inverse(orders))
-            culprit = _culprit(probe, plan, orders, inputs, before)
+            culprit = _culprit(probe, plan, orders, output, before)
             raise AnywidthError(
                 f"group {culprit!r} cannot be sorted: its channels are told apart by their place, "
-                f"so the output changes. Leave it out with plan.pin({culprit!r}), or with that on "
-                "plan.copy() if it is to be narrowed all the same"
+                f"so the output changes. Leave it out with plan.pin({culprit!r}); to narrow it "
+                "nevertheless, sort with a pinned plan.copy()"
             )
     _permute(model, plan, orders)
 
 
 def channel_importance(model: nn.Module, plan: Plan) -> dict[str, Tensor]:
-    """For every group one number per unit: the norm of the weights that make and read it."""
+    """Per group, one number per unit: the norm of the weights that make and read it."""
     totals = {
         name: torch.zeros(group.channels // group.unit, dtype=torch.float64)
         for name, group in plan.groups.items()
@@ -94,7 +95,7 @@ def channel_importance(model: nn.Module, plan: Plan) -> dict[str, Tensor]:
     for name in plan.parameters:
         tensor = _tensor(model, name)
         if tensor.dim() < 2:
-            continue  # biases and norms say little of what a channel carries
+            continue  # biases and norms say little about the importance of a channel
         squares = tensor.detach().double().cpu().square()
         whole = float(squares.sum()) or 1.0
         for index, axis in enumerate(plan.tensors[name]):
@@ -110,7 +111,7 @@ def channel_importance(model: nn.Module, plan: Plan) -> dict[str, Tensor]:
 
 
 def _orders(model: nn.Module, plan: Plan, importance: Mapping[str, Tensor] | None) -> Orders:
-    """For each group that may be sorted, its units with the most important first."""
+    """Per group that can be sorted, its units, the most important first."""
     free = {name: g for name, g in plan.groups.items() if plan.can_narrow(name)}
     for name in importance or {}:
         plan.group(name)
@@ -161,7 +162,7 @@ def _entries(plan: Plan, axis: Axis, orders: Orders) -> Tensor | None:
 
 
 def _stirred_copy(model: nn.Module) -> nn.Module:
-    """A copy whose tensors differ by channel: a head of zeros would hide a mistake."""
+    """A copy whose tensors differ between channels; a head of zeros would hide an error."""
     probe = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -176,14 +177,26 @@ def _stirred_copy(model: nn.Module) -> nn.Module:
     return probe
 
 
+def _outputs(model: nn.Module, plan: Plan) -> Callable[[], Any]:
+    """Computes what sorting must not change: with planned parts, what these give.
+
+    A detector's own output changes with rounding.
+    """
+    inputs = example_inputs(model, plan)
+    if not plan.parts:
+        return lambda: run(model, inputs)
+    calls = record_calls(model, inputs, plan.parts)
+    return lambda: run(calls.of(model), calls.copied())
+
+
 def _culprit(
-    model: nn.Module, plan: Plan, orders: Orders, inputs: tuple[Any, ...], before: Any
+    model: nn.Module, plan: Plan, orders: Orders, output: Callable[[], Any], before: Any
 ) -> str:
     """The first group that changes the output when it is sorted alone."""
     for name, order in orders.items():
         alone = {name: order}
         _permute(model, plan, alone)
-        is_same = _is_same(run(model, inputs), before)
+        is_same = _is_same(output(), before)
         _permute(model, plan, _inverse(alone))
         if not is_same:
             return name

@@ -1,7 +1,9 @@
-"""What a converted network remembers: its plan, and the width it runs at now."""
+"""The state of a converted network: its plan, and its current width."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from numbers import Real
 from typing import Any
@@ -11,17 +13,19 @@ from torch import Tensor, nn
 from anywidth.errors import AnywidthError
 from anywidth.planning.cuts import Cut, cut, cut_size, held_tensor
 from anywidth.planning.groups import AttributeSlot, Axis, Plan, Segment
+from anywidth.slimming.fingerprints import Weights
 from anywidth.slimming.layers import is_narrowed
 from anywidth.slimming.norm_statistics import norm_records
 from anywidth.slimming.record import record_of
+from anywidth.slimming.thread_use import Thread, ThreadUse
 from anywidth.width import ChannelConfig, Width
 
-# Widths and configurations remembered at most: continuous or nonuniform training draws new ones
-# for as long as it runs.
+# The largest numbers of cached widths and configurations: continuous or nonuniform training draws
+# new ones all the time.
 MOST_WIDTHS = 4096
 MOST_CONFIGS = 512
 
-# What one module gets at a configuration: its record's cuts and scales, and its attributes.
+# The values of one module at a configuration: cuts, scales and attributes.
 Values = tuple[dict[str, dict[int, Cut]], dict[str, float], dict[str, Any]]
 
 
@@ -33,8 +37,12 @@ class SlimmableState:
         self.average_outputs = average_outputs
         self.config = plan.full
         self.width: Width = 1.0
+        self.before_backward: Width | None = None  # while backward has set another
+        self.weights = Weights(None)
+        self.use = ThreadUse()
         self._configs: dict[float, ChannelConfig] = {}
-        self._lattices: dict[int | None, list[ChannelConfig]] = {}
+        self._lattices: dict[int | tuple[int, int] | None, list[ChannelConfig]] = {}
+        self.norms_outside: list[nn.Module] = []  # in the model that contains this network
         self._layout: Layout | None = None
         self._values: dict[ChannelConfig, list[Values]] = {}
 
@@ -42,10 +50,14 @@ class SlimmableState:
         # The layout points at the modules of the original.
         copy = SlimmableState(deepcopy(self.plan), self.average_outputs)
         copy.config, copy.width = self.config, self.width
+        copy.weights = deepcopy(self.weights, memo)
+        copy.use = deepcopy(self.use, memo)
+        copy.norms_outside = deepcopy(self.norms_outside, memo)
         return copy
 
     def __reduce__(self) -> tuple[Any, ...]:
-        rest = {"config": self.config, "width": self.width}
+        names = ("config", "width", "weights", "use", "norms_outside")
+        rest = {name: getattr(self, name) for name in names}
         return SlimmableState, (self.plan, self.average_outputs), rest
 
     def resolve(self, width: Width) -> ChannelConfig:
@@ -60,30 +72,90 @@ class SlimmableState:
         return self._configs[width]
 
     def lattice(self, count: int | None = None) -> list[ChannelConfig]:
-        """`plan.lattice`, kept: training draws from it at every step."""
+        """`plan.lattice`, cached: training draws from it at every step."""
         if count not in self._lattices:
             self._lattices[count] = self.plan.lattice(count)
         return self._lattices[count]
 
-    def set(self, model: nn.Module, width: Width) -> None:
-        config = self.resolve(width)
+    def drawn(
+        self, count: int, seed: int, draw: Callable[[Plan, int, int], list[ChannelConfig]]
+    ) -> list[ChannelConfig]:
+        """The nonuniform configurations of a count and a seed, also cached."""
+        if (count, seed) not in self._lattices:
+            self._lattices[count, seed] = draw(self.plan, count, seed)
+        return self._lattices[count, seed]
+
+    def set(
+        self,
+        model: nn.Module,
+        width: Width,
+        thread: Thread | None = None,
+        is_lasting: bool = False,
+    ) -> None:
+        """Set the width, as the running thread or as the one for which it works.
+
+        With `is_lasting`, the thread expects this width until it sets another.
+        """
+        with self.use.lock:
+            config = self.resolve(width)
+            if config != self.config:
+                self.use.change(model, thread)
+            self._write(model, config, width)
+            if is_lasting:
+                self.use.keep(config)
+
+    @contextlib.contextmanager
+    def at(self, model: nn.Module, width: Width, thread: Thread | None = None) -> Iterator[None]:
+        """Another width inside a `with` block, in which no other thread may use the network."""
+        block = self.use.enter(model, thread)
+        try:
+            before = self.width
+            self.set(model, width, thread)
+            try:
+                yield
+            finally:
+                self.set(model, before, thread)
+        finally:
+            self.use.leave(block)
+
+    def _write(self, model: nn.Module, config: ChannelConfig, width: Width) -> None:
         if self._layout is None:
-            self._layout = Layout(model, self.plan, self.average_outputs)
+            self._layout = Layout(model, self.plan, self.average_outputs, self.norms_outside)
+            if not self.norms_outside:
+                self.weights.watch(model)
+            for norm in self._layout.norms:
+                norm.weights = self.weights
+            for record in filter(None, map(record_of, self._layout.modules)):
+                record.use = self.use
         if config not in self._values:
             if len(self._values) >= MOST_CONFIGS:
                 self._values.clear()
             self._values[config] = self._layout.values(config)
         label = self.plan.widths.fraction(width) if isinstance(width, Real) else None
         self._layout.write(self._values[config], config, config == self.plan.full, label)
-        self.config, self.width = config, width
+        self.weights.verdict, self.weights.is_stale = None, False
+        if model.training:
+            self.weights.trainings.count += 1
+        first = next(iter(self._layout.norms), None)
+        if first is not None and not (model.training or first.is_full) and config in first.bank:
+            first.is_current(first.bank[config], "")  # a compiled pass cannot do this
+            self.weights.verdict = None
+        self.config, self.width, self.before_backward = config, width, None
+
+    def include(self, model: nn.Module, network: nn.Module, norms: list[nn.Module]) -> None:
+        """Let norms outside the network change with its width; `model` contains all of them."""
+        self.norms_outside += norms
+        self.weights.watch(model)
+        self._layout = None
+        self.set(network, self.width)
 
     def set_full(self, model: nn.Module) -> None:
-        """Runs all channels, which is width 1.0 where the range goes so far."""
+        """Set all channels, which is width 1.0 if the range includes it."""
         self.set(model, self.plan.full)
         self.width = 1.0 if self.plan.widths.high == 1.0 else self.plan.full
 
     def forget(self) -> None:
-        """Drops what was worked out from the plan; to be called when that changes."""
+        """Drop everything computed from the plan; call this when the plan changes."""
         self._configs.clear()
         self._lattices.clear()
         self._values.clear()
@@ -91,13 +163,14 @@ class SlimmableState:
 
 
 def state_of(model: nn.Module) -> SlimmableState:
-    """The state of a converted network; a clear error for any other."""
+    """The state of a converted network; raises for any other."""
     state = _state(model)
     if state is None:
         hint = ": call anywidth.slimmable(model, plan) first"
-        for name in ("module", "_orig_mod"):  # DistributedDataParallel's, torch.compile's
-            if _state(getattr(model, name, None)) is not None:
-                hint = f"; it wraps a converted network: pass model.{name}"
+        modules = model.named_modules() if isinstance(model, nn.Module) else ()
+        parts = [path for path, module in modules if _state(module) is not None]
+        if parts:
+            hint = f" as a whole, but {parts[0]!r} in it has: pass model.{parts[0]}"
         raise AnywidthError(f"{type(model).__name__} has not been converted{hint}")
     return state
 
@@ -108,12 +181,14 @@ def _state(model: Any) -> SlimmableState | None:
 
 
 class Layout:
-    """Where a network's widths are written: records, and attributes such as `in_channels`."""
+    """Where a network keeps its width: records, and attributes such as `in_channels`."""
 
-    def __init__(self, model: nn.Module, plan: Plan, average_outputs: bool) -> None:
+    def __init__(
+        self, model: nn.Module, plan: Plan, average_outputs: bool, norms_outside: list[nn.Module]
+    ) -> None:
         self.plan = plan
         self._axes: dict[tuple[Segment, ...], int] = {}
-        # For each module, the number of an axis by tensor and axis, tensor, and attribute.
+        # Per module: the id of an axis by tensor and axis, by tensor, and by attribute.
         self._cuts: dict[nn.Module, dict[str, dict[int, int]]] = {}
         self._scales: dict[nn.Module, dict[str, tuple[int, float]]] = {}
         self._sizes: dict[nn.Module, list[tuple[AttributeSlot, int]]] = {}
@@ -130,19 +205,20 @@ class Layout:
             module = model.get_submodule(slot.module)
             self._sizes.setdefault(module, []).append((slot, self._id(slot.axis)))
         narrowed = [module for module in self._cuts if is_narrowed(module)]
-        self._modules = list(dict.fromkeys([*narrowed, *self._sizes]))
-        self._norms = norm_records(model).values()
+        self.modules = list(dict.fromkeys([*narrowed, *self._sizes]))
+        modules = [model, *norms_outside]
+        self.norms = [record for one in modules for record in norm_records(one).values()]
         self._full = [plan.axis_size(axis, plan.full) for axis in self._axes]
 
     def _id(self, axis: tuple[Segment, ...]) -> int:
         return self._axes.setdefault(axis, len(self._axes))
 
     def values(self, config: ChannelConfig) -> list[Values]:
-        """What each module gets at a configuration, for `write`."""
+        """The values of each module at a configuration, for `write`."""
         cuts = [cut(self.plan, axis, config) for axis in self._axes]
         sizes = [cut_size(cut) for cut in cuts]
         found: list[Values] = []
-        for module in self._modules:
+        for module in self.modules:
             tensors, scaled = self._cuts.get(module, {}), self._scales.get(module, {})
             attributes: dict[str, Any] = {}
             for slot, axis in self._sizes.get(module, ()):
@@ -164,19 +240,19 @@ class Layout:
     def write(
         self, values: list[Values], config: ChannelConfig, is_full: bool, label: float | None
     ) -> None:
-        for module, (cuts, scales, attributes) in zip(self._modules, values, strict=True):
+        for module, (cuts, scales, attributes) in zip(self.modules, values, strict=True):
             record = record_of(module)
             if record is not None:
                 record.set(cuts, scales)
             module.__dict__.update(attributes)
-        for norm in self._norms:
+        for norm in self.norms:
             norm.switch(config, is_full, label)
 
 
 def input_axis(plan: Plan, name: str) -> Axis:
     """The input axis of a weight that output averaging scales.
 
-    Under weight norm the magnitude is what is scaled, and the direction knows the inputs.
+    Under weight norm the magnitude is scaled, and the direction has the input axis.
     """
     for magnitude, direction in (("weight_g", "weight_v"), ("original0", "original1")):
         partner = name.removesuffix(magnitude) + direction
@@ -186,7 +262,7 @@ def input_axis(plan: Plan, name: str) -> Axis:
 
 
 def tensor_owners(model: nn.Module, plan: Plan) -> list[tuple[str, nn.Module, str]]:
-    """(plan name, module, attribute) wherever a tensor of the plan is held.
+    """(plan name, module, attribute) for every place of a tensor of the plan.
 
     A tensor shared by several modules has one name in the plan and several owners here.
     """
@@ -205,7 +281,7 @@ def tensor_owners(model: nn.Module, plan: Plan) -> list[tuple[str, nn.Module, st
 
 
 def check_layers(model: nn.Module) -> None:
-    """A clear error where a layer that narrows has been replaced by one that does not."""
+    """Raise if a converted layer has been replaced by another."""
     plan = state_of(model).plan
     elastic = {n for n, axes in plan.tensors.items() if any(axis is not None for axis in axes)}
     paths = {module: path for path, module in model.named_modules()}
@@ -215,14 +291,14 @@ def check_layers(model: nn.Module) -> None:
     replaced += [name.rpartition(".")[0] for name in gone]
     for path in replaced:
         raise AnywidthError(
-            f"{path!r} is not the layer that was converted: it was replaced later, as "
-            "SyncBatchNorm.convert_sync_batchnorm does too. Do that first, then call "
+            f"{path!r} is not the layer that was converted: it was replaced afterwards, for "
+            "example by SyncBatchNorm.convert_sync_batchnorm. Replace layers first, then call "
             "anywidth.slimmable"
         )
 
 
 def _tensor(model: nn.Module, name: str) -> Tensor | None:
-    """A parameter or buffer by its name; None where its module is gone."""
+    """A parameter or buffer by its name; None if its module is gone."""
     *path, key = name.split(".")
     module: nn.Module | None = model
     for step in path:

@@ -1,7 +1,7 @@
-"""Switchable batch norm with private scale and bias: the slimmable networks the paper builds on.
+"""Batch norm with private scale and bias per switch, as in slimmable networks.
 
 A slimmable network (S-Net) runs at a few widths, its switches, each with its own batch-norm
-statistics (`track_statistics`). Here each switch gets its own scale and bias too.
+statistics (`track_statistics`). Here each switch also gets its own scale and bias.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from anywidth.width import Width
 
 
 class PrivateAffine(nn.Module):
-    """Scale and bias of one batch norm at each switch; at full width the norm's own serve."""
+    """Scale and bias of one batch norm per switch; full width uses the norm's own."""
 
     def __init__(self, sizes: Sequence[int], like: Tensor) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class PrivateAffine(nn.Module):
 
 
 def add_private_affine(model: nn.Module, switches: Sequence[Width]) -> None:
-    """Gives every batch norm of a converted network a scale and bias for each switch.
+    """Give every batch norm of a converted network a scale and bias per switch.
 
     They are ordinary parameters of the network, named `<norm>.private_affine.weight.<i>`.
     """
@@ -41,12 +41,14 @@ def add_private_affine(model: nn.Module, switches: Sequence[Width]) -> None:
         if norm._parameters.get("weight") is not None
     }
     if not norms:
-        raise AnywidthError("this network has no batch norm with a scale, so there is none to add")
+        raise AnywidthError(
+            "this network has no batch norm with a scale, so there is nothing to add"
+        )
     for norm, record in norms.items():
         if hasattr(norm, PRIVATE_AFFINE):
             raise AnywidthError(
-                f"{type(norm).__name__} has an attribute {PRIVATE_AFFINE!r} already, so it cannot "
-                "get private scales and biases under that name: rename it"
+                f"{type(norm).__name__} already has an attribute {PRIVATE_AFFINE!r}, the name of "
+                "the private scales and biases: rename the attribute"
             )
         sizes = []
         for config in narrow:

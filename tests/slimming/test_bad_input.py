@@ -141,13 +141,8 @@ def test_model_never_converted(use: str) -> None:
 
 
 def test_wrapped_model(model: nn.Module) -> None:
-    class Wrapper(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = model
-
     with pytest.raises(aw.AnywidthError, match=r"model\.module"):
-        aw.set_width(Wrapper(), 0.5)
+        aw.set_width(nn.DataParallel(model), 0.5)
 
 
 def test_plan_of_another_network(x: Tensor) -> None:

@@ -134,7 +134,9 @@ def test_a_tied_embedding_is_not_averaged() -> None:
 
 def test_uncalibrated_width_raises_and_names_the_fix() -> None:
     x = torch.randn(IMAGE)
-    model = convert(image_chain(nn.BatchNorm2d(16)), x).eval()
+    model = convert(image_chain(nn.BatchNorm2d(16)), x)
+    model(x)
+    model.eval()
     with aw.at_width(model, 0.5), pytest.raises(aw.AnywidthError, match="calibrate"):
         model(x)
     model(x)

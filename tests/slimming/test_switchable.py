@@ -12,11 +12,12 @@ from tiny_networks import converted, images_and_labels, tiny
 from torch import nn
 
 import anywidth as aw
-from anywidth.app.tasks.classification.task import ClassificationSettings, build_model
+from anywidth.app.tasks.classification.networks import build_model
+from anywidth.app.tasks.classification.settings import ClassificationSettings
 from anywidth.planning.cuts import is_converted
 from anywidth.slimming.convert import track_statistics
 from anywidth.slimming.switchable import add_private_affine
-from anywidth.training.calibration import load_statistics, statistics_to_tensors
+from anywidth.training.statistics_state import load_statistics, statistics_to_tensors
 
 SWITCHES = (0.25, 0.5, 1.0)
 

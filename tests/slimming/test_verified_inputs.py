@@ -117,3 +117,34 @@ def test_a_converted_network_does_not_keep_the_example() -> None:
     aw.slimmable(model, plan)
     assert aw.plan_of(model).given is None
     assert plan.copy().given is plan.given
+
+
+def test_nothing_runs_on_tensors_without_entries() -> None:
+    """Some kernels end the process if they are given one: no Python error would be seen."""
+
+    class Fused(nn.Module):
+        """Queries and keys from one layer, cut where Python says."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.both, self.head = nn.Linear(8, 64), nn.Linear(8, 128)
+            self.out = nn.Linear(128, 4)
+            self.ran: list[tuple[int, ...]] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            both = self.both(x)
+            queries, keys = both[:, :32], both[:, 32:]
+            heads = keys.view(keys.shape[0], keys.shape[1] // 16, 16)
+            if not torch.compiler.is_exporting():
+                self.ran.append(tuple(heads.shape))
+            scores = heads.mean((1, 2)) + queries.mean(1)
+            return self.out(self.head(x) * scores[:, None])
+
+    x = torch.randn(2, 8)
+    model = Fused()
+    aw.slimmable(model, example_input=x, widths=aw.WidthRange(0.25, 1.0, 1))
+    plan = aw.plan_of(model)
+    assert "entries" in str(plan.group_of("both").fixed)
+    assert all(0 not in shape for shape in model.ran)
+    assert plan.group_of("head").fixed is None
+    assert_agrees(model, x)

@@ -1,7 +1,8 @@
-"""Trying a converted network at other widths: does it run, and equal its extracted twins?"""
+"""Run a converted network at other widths and compare it with extracted networks."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,14 +10,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from anywidth.errors import AnywidthError
 from anywidth.planning.groups import Plan
+from anywidth.planning.model_outputs import output_leaves
+from anywidth.planning.part_calls import RecordedCalls, record_calls
 from anywidth.planning.trace.graph import misread_groups
 from anywidth.slimming.extraction import extract_quietly
-from anywidth.slimming.norm_statistics import uncalibrated_allowed
+from anywidth.slimming.norm_statistics import buffers_kept, uncalibrated_allowed
 from anywidth.slimming.state import state_of
+from anywidth.slimming.verifying.empty_tensors import EmptyTensors
+from anywidth.slimming.verifying.part_outputs import given_outputs, kept_outputs
 from anywidth.width import ChannelConfig
 
 TOLERANCE = 1e-4
@@ -24,7 +28,7 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong at a configuration, and which modules were running when it did."""
+    """The failure of a configuration, and the modules that were running."""
 
     config: ChannelConfig
     message: str
@@ -34,9 +38,14 @@ class Failure:
 
 @dataclass
 class Trial:
-    """A converted network with inputs to run it on, and the shapes that must come out.
+    """A converted network with inputs, and the expected shapes of its outputs.
 
-    One example does in evaluation mode; training mode takes the whole batch.
+    Evaluation mode uses one example, training mode the whole batch. Operations in `empty_at` are
+    given tensors without entries at full width, so they may be at any width. With `writes` an
+    evaluation changes buffers, as the observers of quantization do.
+
+    If parts of the network were planned, `calls` are theirs and `expected` are shapes of their
+    outputs. Those of the whole network may change with the width, like the number of boxes.
     """
 
     model: nn.Module
@@ -44,6 +53,21 @@ class Trial:
     inputs: tuple[Any, ...]
     expected: list[Any]
     batch: tuple[Any, ...]
+    empty_at: set[str]
+    writes: bool = False
+    calls: RecordedCalls | None = None
+
+    def run(self, model: nn.Module) -> Any:
+        """The output; buffers that a forward writes are as before, so that the next can compare."""
+        with buffers_kept(model) if self.writes else contextlib.nullcontext():
+            return run(model, self.inputs)
+
+    def run_parts(self, model: nn.Module, output: Any) -> Any:
+        """What the parts give that were planned; the given output of the network if it was."""
+        if self.calls is None:
+            return output
+        with buffers_kept(model) if self.writes else contextlib.nullcontext():
+            return run(self.calls.of(model), self.calls.copied())
 
     def first_failure(self) -> Failure | None:
         for config in sample(self.plan):
@@ -52,70 +76,89 @@ class Trial:
                 return failure
         failure = self.training_failure(self.plan.narrowest)
         if failure is not None and self.training_failure(self.plan.full) is not None:
-            return None  # it does not train on this batch at full width either
+            return None  # it fails at full width too
         return failure
 
     def failure(self, config: ChannelConfig, compare: bool = True) -> Failure | None:
-        """What goes wrong at a configuration; None if all is well."""
+        """The failure of a configuration; None if there is none."""
         state_of(self.model).set(self.model, config)
         try:
-            sliced = run(self.model, self.inputs)
+            with EmptyTensors(self.empty_at):
+                with kept_outputs(self.model, self.plan.parts) as kept:
+                    whole = self.run(self.model)
+                sliced = self.run_parts(self.model, whole)
         except Exception as error:
             return Failure(config, _message(error), _running_modules(self.model, error))
         if shapes(sliced) != self.expected:
             message = f"the output has shape {shapes(sliced)} instead of {self.expected}"
             return Failure(config, message)
         if compare:
-            twin = run(extract_quietly(self.model, config), self.inputs)
-            gap = difference(sliced, twin)
-            if not gap <= TOLERANCE:
-                return Failure(config, f"sliced and extracted outputs differ by {gap:.2g}")
-        if has_nan(sliced):
+            small = extract_quietly(self.model, config)
+            with given_outputs(small, self.plan.parts, kept, difference) as gaps:
+                other = self.run(small)
+            gaps.append(difference(whole, other))
+            if self.calls is not None:
+                gaps.append(difference(sliced, self.run_parts(small, other)))
+            for gap in gaps:
+                if not gap <= TOLERANCE:
+                    return Failure(config, f"sliced and extracted outputs differ by {gap:.2g}")
+        if has_nan(sliced) or has_nan(whole):
             return Failure(config, "the output has NaN")
         return None
 
     def training_failure(self, config: ChannelConfig) -> Failure | None:
-        """What goes wrong in training mode, where auxiliary heads run and features may be returned.
+        """The failure in training mode, in which auxiliary heads run and features may be returned.
 
-        A copy is run, so that no statistics change.
+        It runs a copy, so that no statistics change.
         """
         twin = extract_quietly(self.model, config)
         try:
-            found = shapes(run_in_training(twin, self.batch))
+            with EmptyTensors(self.empty_at):
+                found = shapes(self._train(twin))
         except Exception as error:
             modules = _running_modules(twin, error)
             return Failure(config, _message(error), modules, is_training=True)
         if _of_one(found) == _of_one(self.expected):
             return None
-        whole = shapes(run_in_training(extract_quietly(self.model, self.plan.full), self.batch))
+        whole = shapes(self._train(extract_quietly(self.model, self.plan.full)))
         if found == whole:
             return None
         message = f"in training the output has shape {found} instead of {whole}"
         return Failure(config, message, is_training=True)
 
+    def _train(self, twin: nn.Module) -> Any:
+        """What a copy gives in training mode: its parts, as the whole may want other arguments."""
+        if self.calls is None:
+            return run_in_training(twin, self.batch)
+        return run_in_training(self.calls.of(twin), self.calls.copied())
+
     def misread_groups(self) -> dict[str, str]:
-        """Groups whose channels the narrowest network puts elsewhere than the plan thinks."""
+        """Groups whose channels are at other places in the narrowest network than in the plan."""
         config = self.plan.narrowest
         whole, narrow = (extract_quietly(self.model, c) for c in (self.plan.full, config))
-        wrong = misread_groups(whole, narrow, config, self.batch)
+        if self.calls is None:
+            wrong = misread_groups(whole, narrow, config, self.batch)
+        else:
+            both = self.calls.of(whole), self.calls.of(narrow)
+            wrong = misread_groups(*both, config, self.calls.tensors)
         return {name: message for name, message in wrong.items() if self.plan.can_narrow(name)}
 
     def is_random(self) -> bool:
         """Whether two passes over one input differ."""
         state_of(self.model).set(self.model, self.plan.full)
-        first, second = (run(self.model, self.inputs) for _ in range(2))
+        first, second = (self.run(self.model) for _ in range(2))
         return not difference(first, second) <= TOLERANCE
 
     def culprit(self, failure: Failure) -> str:
-        """One group without which the failing configuration would run: found by bisection."""
+        """A group without which the failing configuration would run, found by bisection."""
         plan, config = self.plan, failure.config
         compare = not failure.modules
         free = [group.name for group in plan.elastic() if config[group.name] < group.channels]
         if not free or (compare and self.is_random()):
             raise AnywidthError(
-                f"{type(self.model).__name__} cannot be verified: {failure.message}, and not for "
-                "its width. Is its forward random in evaluation mode? Make it repeatable, or "
-                "convert with verified=False"
+                f"{type(self.model).__name__} cannot be verified: {failure.message}, which does "
+                "not depend on the width. Is its forward random in evaluation mode? Make it "
+                "repeatable, or convert with verified=False"
             )
 
         def fails(names: Sequence[str]) -> bool:
@@ -139,25 +182,44 @@ class Trial:
 
 
 def make_trial(model: nn.Module, plan: Plan, batch: tuple[Any, ...]) -> Trial:
-    """One example is enough, where the network takes one."""
+    """A trial with one example, if the network accepts a batch of one."""
     inputs = tuple(x[:1] if isinstance(x, Tensor) and x.dim() > 1 else x for x in batch)
+    if plan.parts:
+        inputs = batch
+    watch, before = EmptyTensors(), [buffer.clone() for buffer in model.buffers()]
     try:
-        output = run(model, inputs)
+        with watch:
+            output = run(model, inputs)
     except Exception:
         inputs = batch
-        output = run(model, inputs)
-    _check_numbers(model, output)
-    expected = shapes(output)
-    return Trial(model, plan, inputs, expected, batch)
-
-
-def _check_numbers(model: nn.Module, output: Any) -> None:
+        try:
+            with watch:
+                output = run(model, inputs)
+        except Exception as error:
+            raise _cannot_be_verified(model, f"fails at full width: {_message(error)}") from error
     if has_nan(output):
-        raise AnywidthError(
-            f"{type(model).__name__} cannot be verified: its output for the example has NaN at "
-            "full width. Pass an example for which it gives numbers, "
-            "slimmable(..., example_input=...), or convert with verified=False"
-        )
+        raise _cannot_be_verified(model, "has NaN in its output at full width")
+    calls = None
+    if plan.parts:
+        calls = record_calls(model, inputs, plan.parts)
+        with watch:
+            output = run(calls.of(model), calls.copied())
+    expected = shapes(output)
+    now = list(model.buffers())
+    # Not by their versions, which quantization leaves as they are.
+    writes = len(now) != len(before) or any(map(_differ, before, now))
+    return Trial(model, plan, inputs, expected, batch, watch.seen, writes, calls)
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    return one.shape != other.shape or not (one.is_meta or torch.equal(one, other))
+
+
+def _cannot_be_verified(model: nn.Module, why: str) -> AnywidthError:
+    return AnywidthError(
+        f"{type(model).__name__} cannot be verified: with the example it {why}. Pass another "
+        "example with slimmable(..., example_input=...), or convert with verified=False"
+    )
 
 
 def _message(error: BaseException) -> str:
@@ -166,7 +228,7 @@ def _message(error: BaseException) -> str:
 
 
 def touches(plan: Plan, group: str, modules: Sequence[str]) -> bool:
-    """Whether a group has a layer inside one of these modules (the model itself aside)."""
+    """Whether a group has a layer inside one of these modules (except the model itself)."""
     own = plan.groups[group]
     return any(
         layer == path or layer.startswith(f"{path}.")
@@ -193,7 +255,7 @@ def _running_modules(model: nn.Module, error: BaseException) -> tuple[str, ...]:
 
 
 def sample(plan: Plan) -> list[ChannelConfig]:
-    """The narrowest, and a few uniform and nonuniform configurations, the same every time."""
+    """The narrowest, and a few uniform and nonuniform configurations, always the same."""
     chance = random.Random(0)
     low, high = plan.widths.low, plan.widths.high
     uniform = [plan.resolve(low), plan.resolve(chance.uniform(low, high))]
@@ -205,7 +267,7 @@ def sample(plan: Plan) -> list[ChannelConfig]:
 
 
 def only(plan: Plan, config: ChannelConfig, names: Sequence[str]) -> ChannelConfig:
-    """The configuration with just these groups, and those tied to them, narrowed."""
+    """The configuration in which only these groups, and groups tied to them, are narrowed."""
     full, kept = plan.full, set(names)
     channels = {name: config[name] if name in kept else full[name] for name in full}
     for name in plan.base_first():
@@ -221,7 +283,7 @@ def run(model: nn.Module, inputs: tuple[Any, ...]) -> Any:
 
 
 def run_in_training(model: nn.Module, inputs: tuple[Any, ...]) -> Any:
-    """A pass in training mode that leaves the random state as it was; the model is changed."""
+    """A pass in training mode; it restores the random state, but changes the model."""
     model.train()
     with torch.no_grad(), torch.random.fork_rng(devices=_devices(model)):
         return model(*inputs)
@@ -233,7 +295,7 @@ def _devices(model: nn.Module) -> list[int]:
 
 
 def shapes(output: Any) -> list[Any]:
-    return [tuple(x.shape) if isinstance(x, Tensor) else x for x in tree_leaves(output)]
+    return [tuple(x.shape) if isinstance(x, Tensor) else x for x in output_leaves(output)]
 
 
 def _of_one(found: list[Any]) -> list[Any]:
@@ -242,14 +304,16 @@ def _of_one(found: list[Any]) -> list[Any]:
 
 
 def has_nan(output: Any) -> bool:
-    tensors = [x for x in tree_leaves(output) if isinstance(x, Tensor) and not x.is_meta]
+    tensors = [x for x in output_leaves(output) if isinstance(x, Tensor) and not x.is_meta]
     return any(bool(x.isnan().any()) for x in tensors)
 
 
 def difference(first: Any, second: Any) -> float:
-    """The largest gap between two outputs, relative to the largest value; NaN equals NaN here."""
-    pairs = zip(tree_leaves(first), tree_leaves(second), strict=True)
-    return max((_gap(one, other) for one, other in pairs), default=0.0)
+    """The largest gap between two outputs, relative to the largest value; NaN equals NaN."""
+    leaves = output_leaves(first), output_leaves(second)
+    if len(leaves[0]) != len(leaves[1]):
+        return float("inf")
+    return max((_gap(one, other) for one, other in zip(*leaves, strict=True)), default=0.0)
 
 
 def _gap(one: Any, other: Any) -> float:

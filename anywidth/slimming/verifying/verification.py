@@ -1,4 +1,4 @@
-"""After a conversion: does the network run at other widths, and equal its extracted twins?"""
+"""Verify a conversion: the network must run at other widths and equal extracted networks."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 from torch import nn
 
 from anywidth.errors import AnywidthError
-from anywidth.modes import evaluating
 from anywidth.planning.example_inputs import example_inputs
 from anywidth.planning.groups import Plan
-from anywidth.slimming.mending import mend
+from anywidth.planning.modes import evaluating
 from anywidth.slimming.state import state_of
-from anywidth.slimming.trial import make_trial
+from anywidth.slimming.verifying.mending import mend
+from anywidth.slimming.verifying.trial import make_trial
 
 
 def verify(model: nn.Module, *, strict: bool, example_input: Any = None) -> None:
-    """Compares sliced and extracted at several configurations; mends or pins what fails."""
+    """Compare sliced and extracted at several configurations; mend or pin groups that fail."""
     state = state_of(model)
     plan = state.plan
     try:
@@ -33,7 +33,7 @@ def _mend_or_pin(model: nn.Module, plan: Plan, strict: bool, inputs: tuple[Any, 
     while True:
         failure = trial.first_failure()
         if failure is None:
-            # Attributes that follow now did not when the plan was made.
+            # Newly found attributes did not follow when the plan was made.
             is_seen = is_seen and plan.attributes == attributes
             wrong = {} if is_seen else trial.misread_groups()
             if not wrong:
@@ -48,7 +48,7 @@ def _mend_or_pin(model: nn.Module, plan: Plan, strict: bool, inputs: tuple[Any, 
             if strict:
                 raise AnywidthError(
                     f"group {group!r} cannot be narrowed: {message}. Pin it with "
-                    f"plan.pin({group!r}), or convert with strict=False to have that done"
+                    f"plan.pin({group!r}), or convert with strict=False, which pins it"
                 )
             plan.pin(group, f"failed verification: {message}")
             plan.notes.append(f"{group} was pinned: {message}")

@@ -1,23 +1,27 @@
-"""Telling a plan what Python code hid from the traced graph, and checking it by running it."""
+"""Add sizes to a plan that Python code hides from the traced graph, and check them by running."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from anywidth.planning.groups import AttributeSlot, ChannelGroup, Plan, Segment
+from anywidth.planning.trace.attributes import attribute_slots
 from anywidth.slimming.state import state_of
-from anywidth.slimming.trial import Failure, Trial, only
+from anywidth.slimming.verifying.trial import Failure, Trial, only
+from anywidth.slimming.verifying.unseen_tensors import Narrowed, unseen_tensors
 from anywidth.width import ChannelConfig
 
 
 def mend(trial: Trial, group: str, failure: Failure) -> bool:
-    """Tries what would let a failing group narrow after all; keeps it if it works.
+    """Try to let a failing group narrow after all; keep the change if it works.
 
-    The graph does not show where a size was worked out in Python: a number that a module keeps
-    as an attribute, or the width of one tensor used to reshape another. Either can be said in the
-    plan; whether it is true is found by running it. No more is said than it takes: an attribute
-    may have the group's size by chance.
+    The graph does not show sizes that Python computes: a number that a module keeps as an
+    attribute, or the width of one tensor that is used to reshape another. Both can be added to the
+    plan, and running the network shows whether they are right. Only the necessary ones are added,
+    because an attribute may equal the group's size by chance.
     """
+    if _follow_unseen(trial, group, failure):
+        return True
     plan, slots = trial.plan, _fitting_attributes(trial, group, failure)
     sets = [[slot] for slot in slots] + ([slots] if len(slots) > 1 else [])
     attempts = [(chosen, False) for chosen in sets] + [([], True)]
@@ -38,6 +42,27 @@ def mend(trial: Trial, group: str, failure: Failure) -> bool:
     return False
 
 
+def _follow_unseen(trial: Trial, group: str, failure: Failure) -> bool:
+    """Let tensors follow that the graph does not show, if the network runs then."""
+    plan, state = trial.plan, state_of(trial.model)
+    axes = unseen_tensors(trial.model, plan, group, failure.modules)
+    if not axes:
+        return False
+    slots = attribute_slots(trial.model, axes)
+    before, narrowed = plan.tensors, Narrowed(trial.model, axes)
+    plan.tensors = before | axes
+    if not _runs_with(trial, group, failure, slots, {}):
+        plan.tensors = before
+        state.forget()
+        state.set(trial.model, plan.full)
+        narrowed.undo()
+        return False
+    plan.attributes = plan.attributes + slots
+    plan.notes.append(f"{', '.join(axes)} follow {group} (found by running the network)")
+    state.forget()
+    return True
+
+
 def _runs_with(
     trial: Trial,
     group: str,
@@ -45,9 +70,10 @@ def _runs_with(
     slots: list[AttributeSlot],
     ties: dict[str, ChannelGroup],
 ) -> bool:
-    """Whether the network runs with these attributes and ties; the plan is left as it was."""
+    """Whether the network runs with these attributes and ties; the plan is restored."""
     plan, state = trial.plan, state_of(trial.model)
     groups, attributes = plan.groups, plan.attributes
+    state.set(trial.model, plan.full)  # the width before may not be one with these ties
     plan.groups, plan.attributes = groups | ties, attributes + slots
     state.forget()
     try:
@@ -55,7 +81,7 @@ def _runs_with(
         failing = trial.training_failure if failure.is_training else trial.failure
         return failing(config) is None
     finally:
-        # While the attributes still follow: once unbound nothing would write them back.
+        # While the attributes still follow; afterwards nothing would restore them.
         state.set(trial.model, plan.full)
         plan.groups, plan.attributes = groups, attributes
         state.forget()
@@ -68,14 +94,16 @@ def _notes(
     found = []
     if slots:
         names = ", ".join(f"{slot.module}.{slot.attribute}".lstrip(".") for slot in slots)
-        found.append(f"the attribute {names} follows {group}, as running it showed")
+        found.append(f"the attribute {names} follows {group} (found by running the network)")
     if ties:
-        found.append(f"{', '.join(ties)} shrink with {plan.root(group)}, as running it showed")
+        found.append(
+            f"{', '.join(ties)} shrink with {plan.root(group)} (found by running the network)"
+        )
     return found
 
 
 def _narrowed(plan: Plan, group: str, config: ChannelConfig) -> ChannelConfig:
-    """A valid configuration with this group, and all that is tied with it, narrowed."""
+    """A valid configuration in which this group, and all groups tied to it, are narrowed."""
     root = plan.root(group)
     size = plan.groups[root].round(
         config[group] * plan.groups[root].channels / plan.groups[group].channels,
@@ -85,9 +113,9 @@ def _narrowed(plan: Plan, group: str, config: ChannelConfig) -> ChannelConfig:
 
 
 def _fitting_attributes(trial: Trial, group: str, failure: Failure) -> list[AttributeSlot]:
-    """Attributes of the failing modules that are the group's channels, or its units, to follow.
+    """Attributes of the failing modules that equal the group's channels or number of units.
 
-    Units are the heads of attention.
+    Units are, for example, the heads of attention.
     """
     plan = trial.plan
     channels, unit = plan.groups[group].channels, plan.groups[group].unit
@@ -103,7 +131,7 @@ def _fitting_attributes(trial: Trial, group: str, failure: Failure) -> list[Attr
 
 
 def _tied_groups(plan: Plan, group: str) -> dict[str, ChannelGroup] | None:
-    """The group and those of its size that a layer connects it to, tied; None without any."""
+    """The group tied with connected groups of its size; None if there are none."""
     own = plan.groups[group]
     layers = {*own.makers, *own.readers}
     near = [
@@ -117,7 +145,7 @@ def _tied_groups(plan: Plan, group: str) -> dict[str, ChannelGroup] | None:
     roots = list(dict.fromkeys(plan.root(name) for name in [group, *near]))
     if len(roots) < 2:
         return None
-    # The coarsest group leads: its counts are valid for all the others.
+    # The group with the largest unit leads: its sizes are valid for all others.
     lead = max((plan.groups[name] for name in roots), key=lambda other: other.unit)
     tied = [plan.groups[name] for name in roots if name != lead.name]
     if any(other.channels != lead.channels or lead.unit % other.unit for other in tied):

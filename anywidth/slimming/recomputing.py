@@ -1,0 +1,110 @@
+"""Activation checkpointing: backward computes activations again at the width of the forward.
+
+`torch.utils.checkpoint` runs parts of a network again in the backward pass, when the network may
+have another width.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import CheckpointFunction
+
+from anywidth.slimming.record import record_of
+from anywidth.slimming.thread_use import Thread
+from anywidth.slimming.unsupported_tools import check_not_traced, warn_if_not_compiled
+from anywidth.width import ChannelConfig
+
+
+def hook_passes(network: nn.Module) -> None:
+    """Let a converted network remember the width of each pass."""
+    network.register_forward_pre_hook(_begin_pass)
+    network.register_forward_hook(_end_pass)
+
+
+def unhook_passes(module: nn.Module) -> None:
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        ours = [n for n, hook in hooks.items() if hook in (_begin_pass, _end_pass)]
+        for number in ours:
+            del hooks[number]
+
+
+def _end_pass(network: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+    """Set the width when backward reaches the outputs, before it computes anything again."""
+    record = record_of(network)
+    if is_compiling() or record is None or record.network is None:
+        return
+    config, thread = record.network.config, record.network.use.thread()
+    if torch._C._current_graph_task_id() == -1:
+        record.network.use.end_pass()
+    if torch.is_grad_enabled():
+        nodes = [leaf.grad_fn for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+        for node in filter(None, nodes):
+            node.register_prehook(partial(_set_in_backward, network, config, thread))
+    elif network.training:
+        _keep_width_in_checkpoint(network, config, thread)
+
+
+def _set_in_backward(
+    network: nn.Module, config: ChannelConfig, thread: Thread, gradients: Any
+) -> None:
+    state: Any = record_of(network).network  # type: ignore[union-attr]
+    if state.config == config:
+        return
+    before = state.before_backward
+    if before is None:
+        before = state.width
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(partial(_end_backward, network, thread))
+    state.set(network, config, thread)
+    state.before_backward = before
+
+
+def _end_backward(network: nn.Module, thread: Thread | None = None) -> None:
+    """Set the width that the network had before backward, unless it was set since."""
+    state: Any = record_of(network).network  # type: ignore[union-attr]
+    if state.before_backward is not None:
+        state.set(network, state.before_backward, thread)
+
+
+def _begin_pass(network: nn.Module, arguments: tuple[Any, ...]) -> None:
+    record = record_of(network)
+    if is_compiling() or record is None or torch._C._current_graph_task_id() != -1:
+        return
+    check_not_traced()
+    warn_if_not_compiled()
+    state: Any = record.network
+    _end_backward(network)  # it may have failed, which PyTorch does not report
+    with state.use.lock:
+        state.use.begin_pass(state.config)
+    if network.training:
+        state.weights.trainings.count += 1
+
+
+def _keep_width_in_checkpoint(network: nn.Module, config: ChannelConfig, thread: Thread) -> None:
+    """Keep the width for a reentrant checkpoint, whose outputs have no backward pass to hook."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code is CheckpointFunction.forward.__code__:
+            context = frame.f_locals["ctx"]
+            context.run_function = partial(_run_at, network, config, thread, context.run_function)
+        frame = frame.f_back
+
+
+def _run_at(
+    network: nn.Module,
+    config: ChannelConfig,
+    thread: Thread,
+    function: Callable[..., Any],
+    *arguments: Any,
+) -> Any:
+    state: Any = record_of(network).network  # type: ignore[union-attr]
+    with state.at(network, config, thread):
+        return function(*arguments)
