@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.data import Dataset, IterableDataset
 
 from anywidth.errors import AnywidthError
+from anywidth.planning.call_arguments import arguments_by_name, positional_arguments
+from anywidth.planning.parts import Example
+from anywidth.slimming.converted_part import converted_parts
+from anywidth.slimming.state import state_of
 
 # A batch as positional arguments of the network: tensors, or dicts and lists of tensors.
 Arguments = tuple[Any, ...]
 
 
+class Whole(NamedTuple):
+    """An argument without samples: a number, None, or a tensor that all samples share."""
+
+    value: Any
+
+
 def calibration_batches(
-    loader: Iterable[Any], model: nn.Module, samples: int | None
-) -> Iterator[Arguments]:
-    """The first samples of a loader on the network's device, in batches of at least two."""
+    loader: Iterable[Any], model: nn.Module, samples: int | None, as_they_are: bool = False
+) -> Iterator[Any]:
+    """The first samples of a loader on the network's device, in batches of at least two.
+
+    With `as_they_are`, batches of any form.
+    """
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
         raise AnywidthError(
             f"calibrate(): the loader is a {type(loader).__name__}, which yields single samples; "
@@ -31,7 +44,37 @@ def calibration_batches(
             f"calibrate(): the loader is {what}; expected an iterable of batches, such as a "
             "DataLoader or images.split(64)"
         )
-    return _never_alone(_first_samples(_inputs(loader, model), samples))
+    if as_they_are:
+        device = next(model.parameters()).device
+        return (moved(batch, device) for batch in loader)
+    batches = _never_alone(_first_samples(_inputs(loader, model), samples))
+    return (tuple(_unwrapped(one) for one in batch) for batch in batches)
+
+
+def _unwrapped(argument: Any) -> Any:
+    return argument.value if isinstance(argument, Whole) else argument
+
+
+def _wrapped(arguments: Arguments, model: nn.Module) -> Arguments:
+    """Mark the arguments without samples, which the plan's example shows."""
+    network = converted_parts(model).get("")
+    example = [] if network is None else state_of(network).plan.example
+    sizes = [_first_size(one) for one in example]
+    batch = next((size for size in sizes if size is not None), None)
+
+    def is_whole(place: int, one: Any) -> bool:
+        if not isinstance(one, Tensor):
+            return one is None or isinstance(one, bool | int | float | str)
+        is_other = place < len(sizes) and sizes[place] not in (batch, None)
+        return not one.dim() or is_other
+
+    return tuple(Whole(one) if is_whole(i, one) else one for i, one in enumerate(arguments))
+
+
+def _first_size(argument: Example) -> int | None:
+    """The size of the first dimension of an argument in a plan; None if it has none."""
+    shape = argument.get("shape", ()) if isinstance(argument, dict) else argument[0]
+    return shape[0] if shape else None
 
 
 def _can_be_iterated(loader: Any) -> bool:
@@ -43,13 +86,21 @@ def _inputs(loader: Iterable[Any], model: nn.Module) -> Iterator[Arguments]:
     axes: list[int] = []
     for batch in loader:
         first = batch[0] if isinstance(batch, list | tuple) and len(batch) else batch
-        arguments = tuple(first) if isinstance(first, list | tuple) else (first,)
-        several = tree_leaves(arguments) if isinstance(first, list | tuple) else [first]
+        if arguments_by_name(model, first):
+            arguments = positional_arguments(model, first)
+        else:
+            arguments = tuple(first) if isinstance(first, list | tuple) else (first,)
+        if len(arguments) > 1:
+            arguments = _wrapped(arguments, model)
+        several = [one for one in arguments if not isinstance(one, Whole)]
+        if arguments[0] is not first:  # a single argument must be a tensor
+            several = tree_leaves(several)
         for inputs in several:
             if not isinstance(inputs, Tensor) or not inputs.dim():
                 raise AnywidthError(
                     f"calibrate(): a batch is a {type(inputs).__name__}; expected a tensor, or a "
-                    "tuple that starts with a tensor or with a tuple of the network's arguments"
+                    "tuple that starts with a tensor or with a tuple or dict of the network's "
+                    "arguments; for others pass calibrate(..., forward=...)"
                 )
         if len({inputs.shape[0] for inputs in several}) > 1:
             shapes = ", ".join(str(tuple(inputs.shape)) for inputs in several)
@@ -64,11 +115,17 @@ def _inputs(loader: Iterable[Any], model: nn.Module) -> Iterator[Arguments]:
                 "single batch with labels, pass loader=[(images, labels)]"
             )
         if several and several[0].shape[0] > 0:
-            yield tree_map(lambda one: one.to(device, non_blocking=True), arguments)
+            yield moved(arguments, device)
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    return tree_map_only(Tensor, lambda one: one.to(device, non_blocking=True), batch)
 
 
 def samples_in(inputs: Arguments) -> int:
-    return int(tree_leaves(inputs)[0].shape[0])
+    held = [one for one in inputs if not isinstance(one, Whole)]
+    tensors = (one for one in tree_leaves(held) if isinstance(one, Tensor) and one.dim())
+    return int(next(tensors).shape[0])
 
 
 def _first_samples(batches: Iterator[Arguments], samples: int | None) -> Iterator[Arguments]:
@@ -77,7 +134,9 @@ def _first_samples(batches: Iterator[Arguments], samples: int | None) -> Iterato
         return
     left = samples
     for inputs in batches:
-        yield tree_map(lambda one, most=left: one[:most], inputs)
+        # A graph cannot be cut: all of its nodes belong together.
+        most = slice(None if _has_own(inputs) else left)
+        yield _mapped(lambda one, most=most: one[most] if isinstance(one, Tensor) else one, inputs)
         left -= samples_in(inputs)
         if left <= 0:
             return
@@ -89,7 +148,7 @@ def _never_alone(batches: Iterator[Arguments]) -> Iterator[Arguments]:
     alone: list[Arguments] = []
     for inputs in batches:
         joined = _joined([*alone, inputs])
-        if samples_in(joined) == 1:
+        if samples_in(joined) == 1 and not _has_own(joined):
             alone = [joined]
             continue
         yield from held
@@ -98,8 +157,25 @@ def _never_alone(batches: Iterator[Arguments]) -> Iterator[Arguments]:
         yield _joined([*held, *alone])
 
 
+def _has_own(inputs: Arguments) -> bool:
+    """Whether a batch has a tensor that all its samples share, so that it cannot be joined."""
+    return any(isinstance(one, Whole) and isinstance(one.value, Tensor) for one in inputs)
+
+
 def _joined(batches: Sequence[Arguments]) -> Arguments:
     if len(batches) == 1:
         return batches[0]
     first, *others = batches
-    return tree_map(lambda *parts: torch.cat(parts), first, *others)
+
+    def join(*parts: Any) -> Any:
+        return torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0]
+
+    return _mapped(join, first, *others)
+
+
+def _mapped(change: Callable[..., Any], first: Arguments, *others: Arguments) -> Arguments:
+    """Change the tensors of all arguments, except those without samples."""
+    return tuple(
+        parts[0] if isinstance(parts[0], Whole) else tree_map(change, *parts)
+        for parts in zip(first, *others, strict=True)
+    )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from anywidth.errors import AnywidthError
 
@@ -57,26 +57,45 @@ def soft_cross_entropy(
     return loss if temperature == 1.0 else loss * temperature**2
 
 
-@dataclass(frozen=True)
-class WithTargets:
-    """A distillation that also uses the targets: (output, widest output, targets)."""
+Distill = Callable[..., Tensor]
+"""(output, teacher's output) → scalar, perhaps with the keyword-only arguments of `extras_of`."""
 
-    function: Callable[[Any, Any, Any], Tensor]
-
-
-Distill = Callable[[Any, Any], Tensor] | WithTargets
+_EXTRAS = ("targets", "config")
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def ignoring(distill: Callable[..., Tensor], index: int) -> WithTargets:
-    """A `soft_cross_entropy` that ignores the same targets as the cross entropy of true labels.
+def extras_of(distill: Distill) -> tuple[str, ...]:
+    """What a distillation asks for besides two outputs: its keyword-only arguments."""
+    function = distill.forward if isinstance(distill, nn.Module) else distill
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin function does not say
+        return ()
+    needed = [p for p in parameters if p.default is p.empty]
+    asked = [p.name for p in needed if p.kind is p.KEYWORD_ONLY]
+    for third in [p.name for p in needed if p.kind in _POSITIONAL][2:]:
+        raise AnywidthError(
+            f"distill takes {third!r} as a third positional argument: expected (output, teacher's "
+            "output), and further arguments by keyword, as in def distill(output, teacher, *, "
+            "targets)"
+        )
+    for name in asked:
+        if name not in _EXTRAS:
+            raise AnywidthError(
+                f"distill needs a keyword argument {name!r}: it may ask for {' and '.join(_EXTRAS)}"
+                "; give others a default, or use functools.partial"
+            )
+    return tuple(asked)
 
-    Args:
-        distill: `soft_cross_entropy`, possibly with a temperature.
-        index: the target to ignore.
+
+def ignoring(distill: Callable[..., Tensor], index: int) -> Distill:
+    """A `soft_cross_entropy` that ignores the target `index`, as the cross entropy of labels does.
+
+    It may have a temperature.
     """
 
-    def function(output: Any, full: Any, targets: Any) -> Tensor:
+    def function(output: Any, full: Any, *, targets: Any) -> Tensor:
         are_classes = isinstance(targets, Tensor) and not targets.is_floating_point()
         return distill(output, full, kept=targets != index if are_classes else None)
 
-    return WithTargets(function)
+    return function

@@ -11,8 +11,9 @@ from torch import nn
 
 from anywidth.errors import AnywidthError
 from anywidth.planning.groups import Plan
-from anywidth.seeds import derive_seed
-from anywidth.slimming.state import state_of
+from anywidth.slimming.converted_part import network_in
+from anywidth.slimming.state import SlimmableState, state_of
+from anywidth.training.seeds import derive_seed
 from anywidth.width import ChannelConfig, Width, whole_number, width_list
 
 Rule = Literal["sandwich", "random", "min+random", "max+random", "fixed"]
@@ -29,9 +30,11 @@ class Sampling:
             individually trained network).
         count: widths per step (the paper's n).
         nonuniform: every group draws its own fraction.
-        lattice: draw from this number of evenly spread configurations instead of from all, so
-            that a GPU captures fewer graphs. Channels that are always trained together may come
-            to depend on each other: a width between two trained ones can then fail.
+        lattice: draw from this number of configurations instead of from all, so that a GPU can
+            capture a graph of each. Uniform ones are evenly spread. Channels that are always
+            trained together may come to depend on each other: a width between two trained ones
+            can then fail. Nonuniform ones are drawn once, by `seed`, such that each group has all
+            of its widths equally often; take hundreds of them.
         widths: the widths of the rule `"fixed"`.
         seed: draws depend only on this and the step's number, so all ranks draw the same.
     """
@@ -61,11 +64,24 @@ class Sampling:
             raise AnywidthError(
                 f"{self.count!r} widths per step: the rule {self.rule!r} needs at least {least}"
             )
-        size = self.lattice
-        if size is not None and (self.nonuniform or whole_number(size) is None or size < 2):
-            raise AnywidthError(
-                f"lattice={self.lattice!r}: expected at least 2, and only without nonuniform=True"
-            )
+        if self.lattice is not None and (whole_number(self.lattice) or 0) < 2:
+            raise AnywidthError(f"lattice={self.lattice!r}: expected a whole number of at least 2")
+
+    def configurations(self, model: nn.Module | Plan) -> list[ChannelConfig]:
+        """The configurations that `lattice` allows, cheapest first; raises without one."""
+        if self.lattice is None:
+            raise AnywidthError("Sampling(lattice=None) draws from all configurations")
+        source = _source(model)
+        if not self.nonuniform:
+            return source.lattice(self.lattice)
+        if isinstance(source, Plan):
+            return _spread(source, self.lattice, self.seed)
+        return source.drawn(self.lattice, self.seed, _spread)
+
+    @property
+    def may_leave_out_widest(self) -> bool:
+        """Whether some steps do not train the widest width, from which others could learn."""
+        return self.rule in ("random", "min+random")
 
 
 def sample_widths(
@@ -83,7 +99,8 @@ def sample_widths(
         raise AnywidthError(
             f"sampling={sampling!r}: expected a Sampling, such as Sampling(count=4)"
         )
-    plan = model if isinstance(model, Plan) else state_of(model).plan
+    source = _source(model)
+    plan = source if isinstance(source, Plan) else source.plan
     if sampling.rule == "fixed":
         return [plan.resolve(width) for width in _widest_first(plan, sampling.widths)]
     ends = {
@@ -95,9 +112,12 @@ def sample_widths(
     chance = random.Random(derive_seed("widths", sampling.seed, step))
     number = sampling.count - len(ends)
     if sampling.lattice is not None:
-        source = model if isinstance(model, Plan) else state_of(model)
-        return ends + chance.choices(source.lattice(sampling.lattice), k=number)
+        return ends + chance.choices(sampling.configurations(model), k=number)
     return ends + [_draw(plan, sampling.nonuniform, chance) for _ in range(number)]
+
+
+def _source(model: nn.Module | Plan) -> Plan | SlimmableState:
+    return model if isinstance(model, Plan) else state_of(network_in(model))
 
 
 def _draw(plan: Plan, nonuniform: bool, chance: random.Random) -> ChannelConfig:
@@ -106,6 +126,25 @@ def _draw(plan: Plan, nonuniform: bool, chance: random.Random) -> ChannelConfig:
         fractions = {group.name: chance.uniform(low, high) for group in plan.elastic()}
         return plan.resolve(fractions)
     return plan.resolve(chance.uniform(low, high))
+
+
+def _spread(plan: Plan, count: int, seed: int) -> list[ChannelConfig]:
+    """Nonuniform configurations in which every group goes evenly through its widths.
+
+    A Latin hypercube: each group has `count` widths, one from each equal part of the range, in an
+    order of its own.
+    """
+    chance = random.Random(derive_seed("configurations", seed))
+    low, high = plan.widths.low, plan.widths.high
+    widths = {
+        group.name: [
+            low + (high - low) * (place + chance.random()) / count
+            for place in chance.sample(range(count), count)
+        ]
+        for group in plan.elastic()
+    }
+    rows = ({name: one[i] for name, one in widths.items()} for i in range(count))
+    return sorted(dict.fromkeys(map(plan.resolve, rows)), key=plan.macs)
 
 
 def _widest_first(plan: Plan, widths: Sequence[Width]) -> list[Width]:

@@ -1,4 +1,4 @@
-"""Gradients that an optimiser has stepped with: never used twice, and others never dropped."""
+"""Gradients are used by one step of an optimizer: never twice, and never dropped unused."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SPENT = "_anywidth_spent"
 
 
 def watch(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Marks the gradients that these use from now on, and refuses to use ours once more."""
+    """Mark the gradients that these optimizers use, and refuse to use a step's gradients twice."""
     for optimizer in optimizers:
-        # accelerate's optimiser holds the one that steps.
+        # accelerate's optimizer holds the one that steps.
         stepping = getattr(optimizer, "optimizer", optimizer)
         stepping.register_step_pre_hook(_refuse_twice)
         stepping.register_step_post_hook(_note)
@@ -29,13 +29,13 @@ def mark_spent(parameters: Iterable[nn.Parameter], by_step: bool) -> None:
 
 
 def mark_fresh(parameters: Iterable[nn.Parameter]) -> None:
-    """For gradients that a graph has written: that does not change their version."""
+    """Unmark gradients that a graph has written, which does not change their version."""
     for gradient in _gradients(parameters):
         gradient.__dict__.pop(_SPENT, None)
 
 
 def check_spent(parameters: Iterable[nn.Parameter]) -> None:
-    """Refuses to clear gradients that no optimiser has used."""
+    """Refuse to clear gradients that no optimizer has used."""
     for gradient in _gradients(parameters):
         if _mark(gradient) is None and gradient.any():
             raise AnywidthError(
@@ -49,9 +49,9 @@ def _refuse_twice(optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
     marks = [_mark(gradient) for gradient in _gradients(_parameters(optimizer))]
     if marks and all(mark is not None and mark[1] for mark in marks):
         raise AnywidthError(
-            "the optimizer is to take a second step with the same gradients: step(inputs, targets) "
-            "has taken it already. Where something else takes it, such as Hugging Face's Trainer "
-            "or Lightning, call step.backward(inputs, targets)"
+            "the optimizer would take a second step with the same gradients: step(inputs, targets) "
+            "has already taken it. If something else calls the optimizer, such as Hugging Face's "
+            "Trainer or Lightning, call step.backward(inputs, targets)"
         )
 
 
@@ -68,6 +68,6 @@ def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 
 
 def _mark(gradient: Tensor) -> tuple[int, bool] | None:
-    """What was noted of a gradient, unless it has changed since."""
+    """The mark of a gradient, unless the gradient has changed since."""
     mark: tuple[int, bool] | None = getattr(gradient, _SPENT, None)
     return mark if mark is not None and mark[0] == gradient._version else None

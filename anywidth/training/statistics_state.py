@@ -1,30 +1,45 @@
-"""Batch-norm statistics of all widths as plain tensors, for a checkpoint of one's own."""
+"""The batch-norm statistics of all widths, to be stored: as tensors, or as tensors and a text."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from anywidth import json_values
 from anywidth.errors import AnywidthError
-from anywidth.training.calibration import load_statistics, statistics_to_tensors
+from anywidth.slimming.convert import plan_of
+from anywidth.slimming.converted_part import network_in
+from anywidth.slimming.norm_statistics import (
+    RUNNING,
+    NormRecord,
+    Statistics,
+    norm_record,
+    norm_records,
+)
+from anywidth.slimming.state import state_of
+from anywidth.slimming.tuned_affine import allow_tuned, read_affine
+from anywidth.training.calibration import empty_statistics
+from anywidth.width import ChannelConfig
 
-# The text that says which widths there are, as the numbers of its bytes.
+# The name of the list of widths, which is stored as a tensor of the bytes of its JSON text.
 _TEXT = "widths"
 
 
 def statistics_state(model: nn.Module) -> dict[str, Tensor]:
-    """The statistics that `model.state_dict()` does not hold: those of widths other than the full.
+    """The statistics of all widths except the full one, whose are in `model.state_dict()`.
 
-    Tensors alone, which `torch.save` and `torch.load(..., weights_only=True)` take. Like those of a
-    `state_dict` they are the network's own, not copies.
+    The result has only tensors, so `torch.load(..., weights_only=True)` can read it. As in a
+    `state_dict`, the tensors are the network's own, not copies.
 
     Example:
         >>> checkpoint = {
         ...     "model": model.state_dict(), "statistics": anywidth.statistics_state(model)
         ... }
-        >>> model.load_state_dict(checkpoint["model"])  # first, as other weights end statistics
+        >>> model.load_state_dict(checkpoint["model"])  # first: new weights end statistics
         >>> anywidth.load_statistics_state(model, checkpoint["statistics"])
     """
     tensors, text = statistics_to_tensors(model)
@@ -32,11 +47,11 @@ def statistics_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_statistics_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Puts back what `statistics_state` returned, in place of what the network knows now.
+    """Replace the statistics of a network by those that `statistics_state` returned.
 
     Args:
-        model: a network of the same layers, converted with the same plan; its weights are to be
-            loaded before.
+        model: a network with the same layers, converted with the same plan. Load its weights
+            first.
         state: the tensors.
     """
     text = state.get(_TEXT) if isinstance(state, Mapping) else None
@@ -47,3 +62,108 @@ def load_statistics_state(model: nn.Module, state: Mapping[str, Tensor]) -> None
         )
     tensors = {name: tensor for name, tensor in state.items() if name != _TEXT}
     load_statistics(model, tensors, {_TEXT: bytes(text.tolist()).decode(errors="replace")})
+
+
+def statistics_to_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The statistics of all widths except the full one: named tensors, and the list of widths.
+
+    Those of the full width are in `model.state_dict()`.
+    """
+    network_in(model)
+    tensors: dict[str, Tensor] = {}
+    order: dict[ChannelConfig, int] = {}
+    widths: list[dict[str, Any]] = []
+    for path, module in model.named_modules():
+        record = norm_record(module)
+        for config, entry in record.bank.items() if record is not None else ():
+            if config not in order:
+                order[config] = len(order)
+                label, ready = entry.label, record is not None and record.is_ready(config)
+                widths.append({"width": label, "ready": ready, "channels": config.to_json()})
+            for name in RUNNING:
+                tensors[f"{order[config]}/{path}.{name}"] = getattr(entry, name)
+            if entry.affine is not None and widths[order[config]]["ready"]:
+                for name, tensor in entry.affine.tensors().items():
+                    tensors[f"{order[config]}/{path}.{name}"] = tensor.detach()
+    return tensors, {"widths": json.dumps(widths)}
+
+
+# (the record of a norm, a configuration, the statistics to store)
+Loaded = list[tuple[NormRecord, ChannelConfig, Statistics]]
+
+
+def load_statistics(
+    model: nn.Module, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> None:
+    """Replace the statistics of a network by the result of `statistics_to_tensors`.
+
+    Load the weights first, because new weights end statistics.
+    """
+    put_statistics(model, read_statistics(model, tensors, metadata))
+
+
+_WIDTHS = json_values.listed(
+    json_values.record(
+        {
+            "width": json_values.optional(json_values.number),
+            "ready": json_values.flag,
+            "channels": json_values.mapped(json_values.whole(1)),
+        }
+    )
+)
+
+
+def read_statistics(
+    model: nn.Module, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> Loaded:
+    """Check that statistics fit the network, and return them for `put_statistics`."""
+    plan = plan_of(model)
+    try:
+        widths = _WIDTHS(json.loads(metadata["widths"]), "widths")
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise AnywidthError(f"these are not batch-norm statistics of anywidth: {error}") from error
+    configs = [ChannelConfig.from_json(entry["channels"]) for entry in widths]
+    labels = [(entry["width"], entry["ready"]) for entry in widths]
+    norms = norm_records(model)
+    paths = {module: path for path, module in model.named_modules()}
+    loaded: Loaded = []
+    for number, config in enumerate(configs):
+        plan.check(config)
+        expected = empty_statistics(model, norms, config, None)
+        for norm, record in norms.items():
+            path, statistics = paths[norm], expected[norm, config]
+            statistics.label, statistics.ready = labels[number]
+            for name in RUNNING:
+                given, held = tensors.get(f"{number}/{path}.{name}"), getattr(statistics, name)
+                if given is None:
+                    raise AnywidthError(f"statistics of {path!r} are missing for {config}")
+                if given.is_floating_point() != held.is_floating_point():
+                    raise AnywidthError(
+                        f"statistics of {path!r} do not fit {config}: {name} is {given.dtype}, "
+                        f"expected {held.dtype}"
+                    )
+                if given.shape != held.shape:
+                    raise AnywidthError(
+                        f"statistics of {path!r} do not fit {config}: {name} has shape "
+                        f"{tuple(given.shape)}, expected {tuple(held.shape)}"
+                    )
+                held.copy_(given)
+            prefix = f"{number}/{path}."
+            statistics.affine = read_affine(norm, prefix, tensors, len(statistics.running_mean))
+            loaded.append((record, config, statistics))
+    return loaded
+
+
+def put_statistics(model: nn.Module, loaded: Loaded) -> None:
+    """Replace the statistics of a network, which then belong to its present weights."""
+    configs = {config for _, config, _ in loaded}
+    for record in norm_records(model).values():
+        for config in set(record.bank) - configs:
+            del record.bank[config]
+    made_with = state_of(network_in(model)).weights.fingerprint()
+    for record, config, statistics in loaded:
+        statistics.made_with = made_with
+        record.file(config, statistics)
+    for norm, record in norm_records(model).items():
+        if any(entry.affine is not None for entry in record.bank.values()):
+            allow_tuned(norm, record)

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from anywidth.distributed import Group, average, is_sharded, members, send_from_first_rank
 from anywidth.errors import AnywidthError
 from anywidth.planning.groups import Plan
+from anywidth.planning.modes import TrainingModes
+from anywidth.slimming.converted_part import network_in
 from anywidth.slimming.norm_statistics import running_statistics
 from anywidth.slimming.state import check_layers, state_of
 from anywidth.training.distillation import Distill
@@ -29,6 +31,10 @@ from anywidth.training.step_checks import (
     distillation_for,
     frozen_norms_named,
 )
+from anywidth.training.teachers import Teacher, Teaching
+from anywidth.training.token_loss import TokenLoss
+from anywidth.training.untrained_channels import leave_untrained_channels
+from anywidth.training.weight_average import WeightAverage, update_after
 from anywidth.training.width_weights import WidthWeights, check_weights, width_weights
 from anywidth.width import ChannelConfig, Width, is_number, whole_number
 
@@ -61,16 +67,17 @@ class SandwichStep:
     """Trains a converted network at several widths on one batch.
 
     A call clears the gradients, runs the full width on the true targets, runs each narrower width
-    on the full width's detached predictions, sums all gradients, averages them over ranks once, and
-    calls the optimizer. It never waits for the device. With several processes, pass the network
-    itself, not wrapped in DistributedDataParallel: the first call gives all ranks the weights of
-    the first rank. FSDP2 (`fully_shard`) reduces its own gradients, once per width, and uses the
-    eager engine. Running statistics are averaged together with the gradients.
+    on the full width's detached predictions (or another teacher's), sums all gradients, averages
+    them over ranks once, and calls the optimizer. It never waits for the device. With several
+    processes, pass the network itself, not wrapped in DistributedDataParallel: the first call gives
+    all ranks the weights of the first rank. FSDP2 (`fully_shard`) reduces its own gradients, once
+    per width, and uses the eager engine. Running statistics are averaged together with the
+    gradients.
 
     Gradients are summed over the widths, as in the paper. A layer that every width uses whole, such
     as a classifier over features that do not narrow, therefore learns as if its learning rate were
-    several times higher. If training is unstable at the start, lower the rate or use a longer
-    warm-up.
+    several times higher. If training is unstable at the start, lower the rate, use a longer
+    warm-up, or `weights="balanced"`.
 
     A call returns a `StepResult`: the configurations of the step with their losses and detached
     outputs. They are tensors on the device, and valid until the next call.
@@ -83,20 +90,32 @@ class SandwichStep:
     (`load_state_dict`), because the widths of a step are drawn from its number.
 
     Args:
-        model: a converted network; a call puts it in training mode if it is not.
+        model: a converted network, or a model with one in it, such as a detector; a call puts it in
+            training mode if all of it is in evaluation mode; modules that were frozen by `eval()`
+            while the model was in training mode stay so.
         optimizer: for the model's parameters, or some of them; it may also hold a loss's own. With
-            a list, each takes a step; with None only `backward` can be used.
+            a list, each takes a step; with None only `backward` can be used. If no width trains
+            some channels (a range that ends below 1.0), they keep their values: weight decay does
+            not reach them. With None nothing watches over that.
         loss: (output, targets) → scalar, for the full width.
         distill: (output, full width's output) → scalar, for narrower widths, such as F.mse_loss
-            for regression. `"auto"` is `soft_cross_entropy` if the loss is known to be a cross
-            entropy over classes; for any other loss, pass a distillation. None trains every width
-            on the true targets.
+            for regression. It may ask for the targets and the `ChannelConfig` of its width by
+            keyword-only arguments: def distill(output, full, *, targets, config). `"auto"` is
+            `soft_cross_entropy` if the loss is known to be a cross entropy over classes, or a
+            `TokenLoss`; for any other loss, pass a distillation. None trains every width on the
+            true targets.
         widths: number of widths per step, by the sandwich rule; or a `Sampling` for other rules.
         truth: share of the true targets in the loss of narrower widths (0 in the paper, which
             found mixing worse).
         weights: weights of the losses of the widths. `"paper"` sums them; `"balanced"` gives all
             narrower widths together the weight of the widest; or one number per width, the widest
             first; or a function of (configuration, position, number of widths).
+        teacher: the output that narrower widths learn from: `"full"` is the full width's in this
+            step, `"ema"` that of the averaged weights, which costs one more forward pass; or
+            another network, or a function of the network's inputs. Its outputs must have the
+            shape of the network's.
+        ema_decay: keep an average of the weights with this decay, such as 0.997, as `step.ema`: a
+            `WeightAverage`, to be kept at the end.
         seed: widths are drawn from this and the step's number; a `Sampling` has its own seed.
         autocast: run forward passes in this dtype, as `torch.autocast` does; None keeps the
             parameters' dtype. `"auto"` is bfloat16 on a GPU and None on a CPU. float16 needs a
@@ -129,14 +148,17 @@ class SandwichStep:
         *,
         truth: float = 0.0,
         weights: WidthWeights = "paper",
+        teacher: Teacher = "full",
+        ema_decay: float | None = None,
         seed: int = 0,
         autocast: torch.dtype | Literal["auto"] | None = None,
         engine: Literal["auto", "eager", "graphs"] = "auto",
         kernels: bool = True,
-        after_backward: Callable[[], None] | None = None,
+        after_backward: Callable[[], object] | None = None,
         process_group: Group = "world",
     ) -> None:
-        check_layers(model)
+        network = network_in(model)
+        check_layers(network)
         several: Any = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
         optimizers = [one for one in several if one is not None]
         check_optimizers(model, optimizers)
@@ -156,17 +178,18 @@ class SandwichStep:
             )
         if not is_number(truth) or not 0 <= truth <= 1:
             raise AnywidthError(f"truth={truth!r}: expected a share from 0 to 1")
-        check_weights(weights)
+        check_weights(weights, widths)
         if not (autocast is None or autocast == "auto" or isinstance(autocast, torch.dtype)):
             raise AnywidthError(
                 f"autocast={autocast!r}: expected a dtype such as torch.bfloat16, 'auto' or None"
             )
-        if distillation is not None and widths.rule in ("random", "min+random"):
+        if distillation is not None and widths.may_leave_out_widest:
             raise AnywidthError(
                 f"the rule {widths.rule!r} may leave out the widest width, which distillation "
                 "needs: pass distill=None"
             )
         self.model = model
+        self.network = network
         self.optimizer: Any = optimizer
         self.optimizers = optimizers
         self.sampling = widths
@@ -178,13 +201,19 @@ class SandwichStep:
         self._visited: set[ChannelConfig] = set()
         self.parameters = trained_parameters(model, optimizers)
         watch(optimizers)
+        leave_untrained_channels(network, state_of(network).plan, widths, optimizers)
+        self._modes = TrainingModes(model)
         # What FSDP shards has no memory of its own for graphs and kernels to use.
         on_gpu = all(p.is_cuda and not is_sharded(p) for p in model.parameters())
         if on_gpu:
             _lay_channels_last(model)
-            use_kernels(model, kernels)
+            use_kernels(network, kernels)
         self.autocast = dtype_by_device(model) if autocast == "auto" else autocast
         objective = Objective(loss, distillation, truth, self.autocast)
+        self.ema = None if ema_decay is None else WeightAverage(model, ema_decay)
+        self.teaching = Teaching(teacher, model, self.ema, objective)
+        if self.ema is not None:
+            update_after(optimizers, self.ema)
         if _uses_graphs(engine, on_gpu):
             self.engine: EagerEngine | GraphEngine = GraphEngine(model, self.parameters, objective)
         else:
@@ -242,23 +271,29 @@ class SandwichStep:
         return result
 
     def _add_gradients(self, inputs: Any, targets: Any, scale: float | Tensor) -> StepResult:
-        configs = sample_widths(self.model, self.count, self.sampling)
+        configs = sample_widths(self.network, self.count, self.sampling)
         weights = [weight * scale for weight in width_weights(self.weights, configs)]
-        if not self.model.training:
-            self.model.train()
+        self._modes.restore()
         if self._is_new:
+            if isinstance(self.engine.objective.loss, TokenLoss):
+                self.engine.objective.loss.check_shift(inputs, targets)
             send_from_first_rank(self.model, self.parameters, self.process_group)
+        if self._is_new and self.ema is not None and self.ema.updates == 0:
+            self.ema.restart()  # weights may have been loaded since the step was made
         with (
             torch.cuda.device_of(next(self.model.parameters())),
             frozen_norms_named(self.model),
         ):
-            losses, outputs = self.engine.add_gradients(configs, weights, inputs, targets)
+            if self._is_new:
+                self.teaching.check(inputs)
+            taught = self.teaching.outputs(inputs)
+            losses, outputs = self.engine.add_gradients(configs, weights, inputs, targets, taught)
         mark_fresh(self.parameters)
         if self._is_new and len(outputs) > 1:
             check_first_batch(self.engine.objective.distill, outputs[0], targets)
         self._is_new = False
         self._visited.update(configs)
-        return StepResult(configs, losses, outputs, state_of(self.model).plan)
+        return StepResult(configs, losses, outputs, state_of(self.network).plan)
 
     def reduce(self) -> None:
         """Average gradients, and statistics of the widths since the last call, over all ranks.
@@ -271,18 +306,26 @@ class SandwichStep:
             average([*gradients, *statistics], self.process_group)
         self._visited.clear()
 
-    def state_dict(self) -> dict[str, int]:
-        """The state for resuming: the number of steps so far."""
-        return {"count": self.count}
+    def state_dict(self) -> dict[str, Any]:
+        """The state for resuming: the number of steps so far, and the average of the weights."""
+        return {"count": self.count, **({"ema": self.ema.state_dict()} if self.ema else {})}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue from a `state_dict`."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`; load the network's weights first."""
         count = whole_number(state.get("count")) if isinstance(state, Mapping) else None
         if count is None or count < 0:
             raise AnywidthError(
                 f"load_state_dict({state!r}): expected a result of SandwichStep.state_dict(), such "
                 'as {"count": 1000}'
             )
+        if ("ema" in state) != (self.ema is not None):
+            has, needs = ("an", "with") if "ema" in state else ("no", "without")
+            raise AnywidthError(
+                f"load_state_dict(): the state has {has} average of the weights: make the step "
+                f"{needs} ema_decay"
+            )
+        if self.ema is not None:
+            self.ema.load_state_dict(state["ema"])
         self.count = count
 
     def warm_up(self, widths: Sequence[Width], inputs: Any, targets: Any) -> None:
@@ -291,10 +334,11 @@ class SandwichStep:
         Weights and running statistics do not change.
         """
         if isinstance(self.engine, GraphEngine):
-            self.model.train()
-            configs = [state_of(self.model).resolve(width) for width in widths]
+            self._modes.restore()
+            configs = [state_of(self.network).resolve(width) for width in widths]
             with torch.cuda.device_of(next(self.model.parameters())):
-                self.engine.warm_up(configs, inputs, targets)
+                taught = self.teaching.outputs(inputs)
+                self.engine.warm_up(configs, inputs, targets, taught)
 
 
 def _lay_channels_last(model: nn.Module) -> None:

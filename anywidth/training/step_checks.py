@@ -1,4 +1,4 @@
-"""What a training step can work with: its optimiser, its losses, its norms."""
+"""Checks of the optimizers, losses and norms of a training step."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from anywidth.errors import AnywidthError
 from anywidth.slimming.norm_statistics import MissingStatisticsError, norm_record
-from anywidth.training.distillation import Distill, WithTargets, ignoring, soft_cross_entropy
+from anywidth.training.distillation import Distill, ignoring, soft_cross_entropy
+from anywidth.training.token_loss import TokenLoss
 
-# Losses whose second argument is of probabilities, which a network's output is not.
+# Losses whose second argument must be probabilities, which a network's output is not.
 _OF_PROBABILITIES = (
     *(F.cross_entropy, F.kl_div, F.binary_cross_entropy_with_logits, F.multilabel_soft_margin_loss),
     *(nn.CrossEntropyLoss, nn.KLDivLoss, nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss),
@@ -31,7 +32,7 @@ _WHICH = (
 
 
 def check_optimizers(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """They must hold some of the network's parameters: others may be frozen, or a loss's own."""
+    """Refuse optimizers that hold no parameter of the network."""
     for optimizer in optimizers:
         if not isinstance(getattr(optimizer, "param_groups", None), list):
             raise AnywidthError(
@@ -54,7 +55,7 @@ def check_optimizers(model: nn.Module, optimizers: Sequence[torch.optim.Optimize
 
 
 def check_own_steps(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Refuses whole steps without an optimiser, and with one that accumulates gradients."""
+    """Refuse a whole step without an optimizer, or with one that accumulates gradients."""
     if not optimizers:
         raise AnywidthError(
             "SandwichStep was made without an optimizer: call step.backward(inputs, targets), or "
@@ -73,7 +74,7 @@ def check_own_steps(optimizers: Sequence[torch.optim.Optimizer]) -> None:
 def distillation_for(loss: Any, distill: Any) -> Distill | None:
     """The distillation that was asked for or, for `"auto"`, the one that fits the loss."""
     for name, given in (("loss", loss), ("distill", distill)):
-        is_other = name == "distill" and (given in ("auto", None) or type(given) is WithTargets)
+        is_other = name == "distill" and given in ("auto", None)
         if isinstance(given, type) or not (callable(given) or is_other):
             shown = given.__name__ if isinstance(given, type) else repr(given)
             hint = f"; did you mean {shown}()?" if isinstance(given, type) else ""
@@ -89,6 +90,8 @@ def distillation_for(loss: Any, distill: Any) -> Distill | None:
             f"distill={_name(distill)} takes probabilities for its second argument, and would be "
             f"given the full width's output: pass distill=..., {_WHICH}"
         )
+    if distill == "auto" and isinstance(loss, TokenLoss):
+        return loss.distill
     if distill == "auto" and not is_cross_entropy(loss):
         raise AnywidthError(
             f"the loss is {_name(loss)}, which is not known to be a cross entropy over classes, so "
@@ -114,9 +117,9 @@ def is_cross_entropy(loss: Any) -> bool:
 
 
 def check_first_batch(distill: Any, output: Tensor, targets: Any) -> None:
-    """Refuses `soft_cross_entropy` of a language model's (batch, positions, classes).
+    """Refuse `soft_cross_entropy` for a language model's (batch, positions, classes).
 
-    Nothing else would show that it is distilled over its positions.
+    It would distill over the positions, and nothing else would show that.
     """
     if _bare(distill) is not soft_cross_entropy or not isinstance(targets, Tensor):
         return
@@ -127,8 +130,7 @@ def check_first_batch(distill: Any, output: Tensor, targets: Any) -> None:
         raise AnywidthError(
             f"logits of shape {tuple(output.shape)} for targets of shape {tuple(targets.shape)} "
             f"have their {last} classes last, and soft_cross_entropy takes axis 1 for them: pass "
-            "distill=lambda output, full: anywidth.soft_cross_entropy(output.flatten(0, -2), "
-            "full.flatten(0, -2)), or return logits of shape (batch, classes, ...)"
+            "loss=anywidth.TokenLoss(shift=...), or return logits of shape (batch, classes, ...)"
         )
 
 
@@ -137,7 +139,7 @@ def _bare(loss: Any) -> Any:
 
 
 def _options(loss: Any) -> Mapping[str, Any]:
-    """What a loss was told: the keywords of a partial function, the attributes of a module."""
+    """The options of a loss: the keywords of a partial function, or a module's attributes."""
     if isinstance(loss, functools.partial):
         return {**_options(loss.func), **loss.keywords}
     return vars(loss) if isinstance(loss, nn.Module) else {}
@@ -149,7 +151,7 @@ def _name(loss: Any) -> str:
 
 @contextlib.contextmanager
 def frozen_norms_named(model: nn.Module) -> Iterator[None]:
-    """Says of missing statistics what is behind them: a norm that is not in training mode."""
+    """Explain missing statistics by their cause: a norm that is not in training mode."""
     try:
         yield
     except MissingStatisticsError as error:

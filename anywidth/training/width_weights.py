@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 from anywidth.errors import AnywidthError
+from anywidth.training.sampling import Sampling
 from anywidth.width import ChannelConfig, is_number
 
 NamedRule = Literal["paper", "balanced"]
@@ -45,8 +46,13 @@ def width_weights(weights: WidthWeights, configs: Sequence[ChannelConfig]) -> li
     return [float(weight) for weight in found]
 
 
-def check_weights(weights: object) -> None:
+def check_weights(weights: object, sampling: Sampling) -> None:
     """Refuse an invalid rule; the results of a function are checked at each step."""
+    if weights == "balanced" and sampling.may_leave_out_widest:
+        raise AnywidthError(
+            f"weights='balanced': the rule {sampling.rule!r} may leave out the widest width, "
+            "against which the others are balanced; use the rule 'sandwich', or weights='paper'"
+        )
     is_list = isinstance(weights, Sequence) and not isinstance(weights, str)
     if weights in get_args(NamedRule) or callable(weights) or is_list:
         return

@@ -164,14 +164,22 @@ def test_a_second_step_with_the_same_gradients_is_refused() -> None:
     optimizer.step()
 
 
-def test_several_optimizers_each_take_a_step() -> None:
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_several_optimizers_each_take_a_step(by_hand: bool) -> None:
     images, labels = images_and_labels(8)
     models = [copy.deepcopy(converted()) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     head, rest = list(models[1][9].parameters()), list(models[1][:9].parameters())  # type: ignore[index]
     several = [torch.optim.SGD(head, lr=0.1), torch.optim.SGD(rest, lr=0.1)]
     aw.SandwichStep(models[0], sgd(models[0]), F.cross_entropy)(images, labels)
-    aw.SandwichStep(models[1], several, F.cross_entropy)(images, labels)
+    step = aw.SandwichStep(models[1], several, F.cross_entropy)
+    if by_hand:
+        step.backward(images, labels)
+        for optimizer in several:
+            optimizer.step()
+            optimizer.zero_grad()
+    else:
+        step(images, labels)
     torch.testing.assert_close(weights(models[0]), weights(models[1]))
 
 

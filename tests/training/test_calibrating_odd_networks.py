@@ -36,7 +36,7 @@ def test_a_norm_used_twice_averages_over_both_uses() -> None:
         met.clear()
         hook = model.norm.register_forward_pre_hook(lambda _, given: met.append(given[0]))
         with aw.at_width(model, width), torch.no_grad():
-            found = model.norm.running_mean.clone()
+            found = model.eval().norm.running_mean.clone()
             model.norm.train()  # as when it was calibrated: by the statistics of each batch
             for batch in batches:
                 model(batch)
@@ -168,9 +168,38 @@ def test_instance_norms_that_keep_statistics_are_calibrated() -> None:
     batches = batches_of([8, 8, 4])
     aw.calibrate(model, batches, [0.5, 1.0])
     assert not norm._forward_pre_hooks
-    assert aw.calibrated_widths(model) == [0.5, 1.0]
+    assert aw.calibrated_widths(model.eval()) == [0.5, 1.0]
     for width, channels in ((0.5, 8), (1.0, 16)):
         with torch.no_grad(), aw.at_width(model, width):
             met = model[0](torch.cat(list(batches)))
             assert norm.running_mean.shape == (channels,)
             torch.testing.assert_close(norm.running_mean, met.mean((0, 2, 3)), atol=1e-5, rtol=1e-4)
+
+
+class Graph(nn.Module):
+    """Takes nodes, and beside them a mask or None, a number, and edges, which are no samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm, self.head = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor, mask: Tensor | None, scale: float, edges: Tensor) -> Tensor:
+        y = self.norm(self.layer(x)) * scale
+        y = torch.zeros_like(y).index_add(0, edges[1], y[edges[0]])
+        return self.head(y if mask is None else y * mask)
+
+
+@pytest.mark.parametrize("samples", [None, 4])
+@pytest.mark.parametrize("scale", [2.0, torch.tensor(2.0)])
+def test_arguments_without_samples_are_passed_as_they_are(
+    scale: float | Tensor, samples: int | None
+) -> None:
+    nodes, edges = torch.randn(6, 8), torch.tensor([[0, 1, 5, 3], [1, 2, 3, 0]])
+    batch = {"x": nodes, "mask": None, "scale": scale, "edges": edges}
+    model = aw.slimmable(Graph(), None, RANGE, example_input=batch)
+    aw.calibrate(model, [batch], [0.5, 1.0], samples=samples)
+    with aw.at_width(model, 0.5), torch.no_grad():
+        torch.testing.assert_close(model.eval().norm.running_mean, model.layer(nodes).mean(0))
+    wrong = {**batch, "mask": torch.ones(5, 1)}
+    with pytest.raises(aw.AnywidthError, match="samples"):
+        aw.calibrate(model, [wrong], [0.5])

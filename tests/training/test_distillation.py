@@ -231,7 +231,13 @@ def test_a_picture_of_logits_is_distilled() -> None:
     aw.slimmable(model, example_input=pictures)
     step = aw.SandwichStep(model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy)
     for height, width in ((5, 5), (4, 5), (5, 4), (6, 7)):
-        step(torch.randn(2, 1, height, width), torch.randint(5, (2, height, width)))
+        pictures = torch.randn(2, 1, height, width)
+        with torch.no_grad():
+            shares = model(pictures).softmax(1)
+            with aw.at_width(model, 0.25):
+                expected = -(shares * model(pictures).log_softmax(1)).sum(1).mean()
+        result = step(pictures, torch.randint(5, (2, height, width)))
+        assert result.losses[1].item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_what_is_no_classifier_is_told_what_to_pass() -> None:

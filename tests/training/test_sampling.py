@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import subprocess
 import sys
@@ -84,6 +85,33 @@ def test_uniform_draws_use_one_fraction_and_nonuniform_ones_do_not(fine: nn.Modu
     assert sum(difference > 0.05 for difference in nonuniform) > 25
 
 
+def test_nonuniform_configurations_are_drawn_once_and_reused(fine: nn.Module) -> None:
+    sampling = aw.Sampling(nonuniform=True, lattice=30, seed=4)
+    plan = aw.plan_of(fine)
+    known = sampling.configurations(fine)
+    assert known == sampling.configurations(plan)
+    assert [plan.macs(config) for config in known] == sorted(plan.macs(c) for c in known)
+    drawn = [c for step in range(60) for c in aw.sample_widths(fine, step, sampling)[2:]]
+    assert set(drawn) <= set(known)
+    assert len(set(drawn)) > 20
+    assert drawn[:2] == aw.sample_widths(plan, 0, sampling)[2:]
+    other = aw.Sampling(nonuniform=True, lattice=30, seed=5).configurations(fine)
+    assert set(other) != set(known)
+
+
+def test_nonuniform_configurations_go_through_every_width_of_a_group(fine: nn.Module) -> None:
+    """Otherwise a channel count would be trained rarely, or never."""
+    known = aw.Sampling(nonuniform=True, lattice=48).configurations(fine)
+    for group in aw.plan_of(fine).elastic():
+        shares = sorted(config[group.name] / group.channels for config in known)
+        assert all(b - a < 0.04 for a, b in itertools.pairwise([0.25, *shares, 1.0]))
+
+
+def test_configurations_need_a_lattice(fine: nn.Module) -> None:
+    with pytest.raises(aw.AnywidthError, match="lattice"):
+        aw.Sampling(nonuniform=True).configurations(fine)
+
+
 def test_a_lattice_restricts_the_draws(fine: nn.Module) -> None:
     sampling = aw.Sampling(lattice=5)
     drawn = {c for step in range(100) for c in aw.sample_widths(fine, step, sampling)}
@@ -153,7 +181,7 @@ def test_another_process_draws_the_same(model: nn.Module) -> None:
         ({"count": "4"}, "'4'"),
         ({"rule": "fixed", "widths": 0.5}, r"\[0.5\]"),
         ({"widths": (0.25, 1.0)}, "'sandwich'"),
-        ({"lattice": 9, "nonuniform": True}, "nonuniform"),
+        ({"lattice": 0, "nonuniform": True}, "lattice"),
     ],
 )
 def test_bad_choices_are_named(options: dict[str, object], word: str) -> None:

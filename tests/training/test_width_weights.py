@@ -50,7 +50,21 @@ def test_bad_weights_are_named(configs: list[aw.ChannelConfig], weights, word: s
 @pytest.mark.parametrize("weights", ["sum", 3, None])
 def test_what_is_no_rule_is_named(weights) -> None:
     with pytest.raises(aw.AnywidthError, match="weights"):
-        check_weights(weights)
+        check_weights(weights, aw.Sampling())
+
+
+@pytest.mark.parametrize("rule", ["random", "min+random"])
+def test_balance_needs_the_widest_width(rule) -> None:
+    model = converted()
+    with pytest.raises(aw.AnywidthError, match="widest"):
+        aw.SandwichStep(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            F.cross_entropy,
+            None,
+            aw.Sampling(rule),
+            weights="balanced",
+        )
 
 
 def gradients(weights, by_graphs: bool = False, steps: int = 1) -> list[Tensor]:

@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class CaptureError(Exception):
-    """Says why a pass cannot be captured."""
+    """The reason why a pass cannot be captured."""
 
 
 class CudaCapture:

@@ -23,15 +23,19 @@ class EagerEngine:
         weights: Sequence[float | Tensor],
         inputs: Any,
         targets: Any,
+        teacher: Any = None,
     ) -> tuple[list[Tensor], list[Any]]:
-        """Add the gradients of all widths to the parameters' gradients; return losses, outputs."""
+        """Add the gradients of all widths to the parameters' gradients; return losses, outputs.
+
+        Narrower widths learn from `teacher`, an output; if it is None, from that of the widest.
+        """
         losses: list[Tensor] = []
         outputs: list[Any] = []
         for config, weight in zip(configs, weights, strict=True):
-            teacher = outputs[0] if outputs else None
+            taught = (outputs[0] if teacher is None else teacher) if outputs else None
             # Backward too, because it recomputes checkpointed activations.
             with at_width(self.model, config):
-                loss, output = self.objective.forward(self.model, config, inputs, targets, teacher)
+                loss, output = self.objective.forward(self.model, config, inputs, targets, taught)
                 is_plain = isinstance(weight, float) and weight == 1
                 (loss if is_plain else weight * loss).backward()
             losses.append(loss.detach())

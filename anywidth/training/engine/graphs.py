@@ -1,8 +1,8 @@
-"""The fast engine on a GPU: one CUDA graph a configuration, replayed without Python.
+"""The fast engine on a GPU: one CUDA graph per configuration, replayed without Python.
 
-A graph holds forward, loss and backward of one configuration and adds its gradients to buffers
-that all graphs share. All graphs live in one memory pool: they run one after the other and leave
-nothing in it, because losses, outputs and gradients are copied to buffers outside.
+A graph contains the forward pass, loss and backward pass of one configuration, and adds its
+gradients to buffers that all graphs share. All graphs use one memory pool. This is safe because
+they run one after the other, and because losses, outputs and gradients are copied out of the pool.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ Key = tuple[ChannelConfig, bool]
 
 @dataclass
 class CapturedPass:
-    """A captured pass with the buffers it leaves its results in.
+    """A captured pass, with the buffers for its results.
 
-    `tracked` are the running statistics it writes: a replay runs no Python that would notice.
+    `tracked` are the running statistics that it writes. A replay runs no Python, so the engine
+    marks them as changed.
     """
 
     loss: Tensor
@@ -56,13 +57,15 @@ class CapturedPass:
 
 
 class GraphEngine:
-    """Gradients of a step by replaying graphs; a configuration is captured when it is first met.
+    """Computes the gradients of a step by replaying graphs.
+
+    A configuration is captured the first time it is used.
 
     Args:
         model: a converted network on a GPU.
-        parameters: what is trained: the network's, and those of a loss.
-        objective: what the widths are trained for.
-        most_graphs: the least recently used graph is dropped beyond this number.
+        parameters: the parameters to train: the network's, and those of a loss.
+        objective: the loss and the distillation of the widths.
+        most_graphs: beyond this number, the least recently used graph is dropped.
         capture: how passes are captured.
     """
 
@@ -84,7 +87,8 @@ class GraphEngine:
         self.batch: tuple[Any, Any] | None = None
         self.stray: list[Any] | None = None  # the last batch's signature, if it was unlike others
         self.all_parameters = list(parameters)
-        self.places: list[tuple[int, bool]] = []
+        self.modules = list(model.modules())
+        self.places: list[Any] = []
         self.parameters: list[nn.Parameter] = []
         self.sums: list[Tensor] = []
         self.weight = torch.ones(())  # of the width whose gradients are computed
@@ -99,13 +103,15 @@ class GraphEngine:
         weights: Sequence[float | Tensor],
         inputs: Any,
         targets: Any,
+        teacher: Any = None,
     ) -> tuple[list[Tensor], list[Any]]:
-        """Adds the gradients of all widths to those in the parameters; returns losses, outputs.
+        """Add the gradients of all widths to the parameters' gradients; return losses, outputs.
 
-        What is returned lies in the engine's buffers and holds until the next step.
+        Narrower widths learn from `teacher`, an output; if it is None, from that of the widest.
+        The results are in the engine's buffers and are valid until the next step.
         """
         if not self.can_capture or not self._take(inputs, targets):
-            return self.fallback.add_gradients(configs, weights, inputs, targets)
+            return self.fallback.add_gradients(configs, weights, inputs, targets, teacher)
         pairs = list(zip(self.parameters, self.sums, strict=True))
         new = [total for parameter, total in pairs if parameter.grad is not total]
         if new:
@@ -121,25 +127,27 @@ class GraphEngine:
                 self.weight.fill_(weight)
             done = self._replay(key) or self._first_sight(key)
             if done is None:
-                return self.fallback.add_gradients(configs, weights, inputs, targets)
+                return self.fallback.add_gradients(configs, weights, inputs, targets, teacher)
             if index == 0:
-                copy_into(self.teacher, done.output)
+                self._learn_from(done.output if teacher is None else teacher)
             losses.append(done.loss)
             outputs.append(done.output)
         for parameter, total in pairs:
             # Weight decay acts on a gradient of zero, but not on a parameter that takes no part.
             if parameter.grad is None:
                 parameter.grad = total if is_used(total) else None
-            elif parameter.grad is not total:  # of a backward pass of the user's own
+            elif parameter.grad is not total:  # from the user's own backward pass
                 parameter.grad.add_(total)
         return losses, outputs
 
-    def warm_up(self, configs: Sequence[ChannelConfig], inputs: Any, targets: Any) -> None:
-        """Captures configurations ahead, so that none is met for the first time in training.
+    def warm_up(
+        self, configs: Sequence[ChannelConfig], inputs: Any, targets: Any, teacher: Any = None
+    ) -> None:
+        """Capture configurations before training.
 
-        The network's weights and running statistics are left as they were.
+        The network's weights and running statistics do not change.
         """
-        self.stray = signature((inputs, targets))  # a batch like those to come
+        self.stray = signature((inputs, targets))  # later batches have this form
         if not self.can_capture or not self._take(inputs, targets):
             return
         with buffers_kept(self.model):
@@ -149,30 +157,31 @@ class GraphEngine:
                     done = self._first_sight(key)
                     if done is None or not self.can_capture:
                         return
-                    if index == 0 and self.teacher is not None:
-                        copy_into(self.teacher, done.output)
+                    if index == 0:
+                        self._learn_from(done.output if teacher is None else teacher)
 
     def forget(self) -> None:
-        """Drops all graphs and their memory."""
+        """Drop all graphs and their memory."""
         self.captured.clear()
         self.capture.start_anew()
         self.teacher = None
 
-    # ---- what a step begins with -----------------------------------------------------------------
+    # ---- the beginning of a step -----------------------------------------------------------------
 
     def _take(self, inputs: Any, targets: Any) -> bool:
-        """Copies a batch into the static buffers; false if this step is not for graphs."""
+        """Copy a batch into the static buffers; false if this step cannot use graphs."""
         batch = (inputs, targets)
         # A number on the CPU works beside tensors on a GPU, but a graph would keep its first value.
         tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
         if not tensors or not self.capture.reaches(tensors):
             return False
-        places = [(p.data_ptr(), p.requires_grad) for p in self.all_parameters]
+        places: list[Any] = [(p.data_ptr(), p.requires_grad) for p in self.all_parameters]
+        places.append([module.training for module in self.modules])
         if self.batch is None or places != self.places:
             self._start_anew(batch, places)
         elif signature(self.batch) != signature(batch):
             if self.captured and self.stray != signature(batch):
-                # The last batch of an epoch, say: not worth every graph.
+                # It may be the last batch of an epoch, for which all graphs should not be dropped.
                 self.stray = signature(batch)
                 return False
             self._start_anew(batch, places)
@@ -183,8 +192,8 @@ class GraphEngine:
                 torch._foreach_copy_(self.casts, self.read_cast)
         return True
 
-    def _start_anew(self, batch: tuple[Any, Any], places: list[tuple[int, bool]]) -> None:
-        """Buffers for batches like this one, and for the parameters where and as they are now."""
+    def _start_anew(self, batch: tuple[Any, Any], places: list[Any]) -> None:
+        """Make buffers for batches of this form, and for the parameters as they are now."""
         self.forget()
         self.places = places
         self.parameters = [p for p in self.all_parameters if p.requires_grad]
@@ -196,31 +205,37 @@ class GraphEngine:
         self.read_cast = [] if dtype is None else list(weights_read_cast(self.model))
         self.casts = [torch.empty_like(p, dtype=dtype) for p in self.read_cast]
 
+    def _learn_from(self, output: Any) -> None:
+        """Copy an output to the buffer that the graphs of narrower widths read."""
+        if self.teacher is None:
+            self.teacher = map_tensors(torch.empty_like, output)
+        copy_into(self.teacher, output)
+
     # ---- one configuration -----------------------------------------------------------------------
 
     def _replay(self, key: Key) -> CapturedPass | None:
-        """Replays a configuration; None if it is not captured, or not as the network is now."""
+        """Replay a configuration; None if it was not captured, or if the network has changed."""
         done = self.captured.get(key)
         if done is None or done.replay is None:
             return None
-        if self.bank.get(key[0]) is not next(iter(done.tracked), None):
-            return None  # calibrated since, say: it would not write to these statistics
+        entry = self.bank.get(key[0])
+        is_tracked = entry is not None and entry.is_tracked
+        if (entry if is_tracked else None) is not next(iter(done.tracked), None):
+            return None  # it would not write to statistics that are tracked since then
         self.captured.move_to_end(key)
         done.replay()
         for entry in done.tracked:
-            entry.ready = True
+            entry.ready, entry.made_with, entry.affine = True, None, None
         return done
 
     def _first_sight(self, key: Key) -> CapturedPass | None:
-        """Runs a configuration once for its gradients, then captures it for the times to come."""
+        """Run a configuration once for its gradients, then capture it for later steps."""
         loss, output = self.capture.run(partial(self._pass, key))
         others = [leaf for leaf in leaves(output) if not isinstance(leaf, Tensor)]
         if others:
-            self._give_up(f"the output holds a {type(others[0]).__name__}, not tensors alone")
+            self._give_up(f"the output contains a {type(others[0]).__name__}, not only tensors")
             return None
-        if self.teacher is None:
-            self.teacher = map_tensors(torch.empty_like, output)
-        tracked = tracked_statistics(self.model, key[0])
+        tracked = [e for e in tracked_statistics(self.model, key[0]) if e.is_tracked]
         done = CapturedPass(loss.clone(), map_tensors(torch.clone, output), tracked)
         if not self.can_capture:
             return done
@@ -243,19 +258,19 @@ class GraphEngine:
         config, learns = key
         assert self.batch is not None
         teacher = self.teacher if learns else None
-        # The width holds for backward too: checkpointed activations are computed anew there.
+        # Backward needs the width too, because it computes checkpointed activations again.
         with at_width(self.model, config), _no_tuning():
             with weights_cast_to(self.read_cast, self.casts):
                 loss, output = self.objective.forward(self.model, config, *self.batch, teacher)
             with gradients_added_to(self.parameters, self.sums):
-                # In a buffer, because a graph keeps the plain numbers it was captured with.
+                # The weight is in a buffer: a graph would keep a plain number from its capture.
                 found = torch.autograd.grad(
                     loss, self.parameters, self.weight.to(loss.dtype), allow_unused=True
                 )
         pairs = [(t, g) for t, g in zip(self.sums, found, strict=True) if g is not None]
         for total, _ in pairs:
             mark_used(total)
-        # One that lies in memory another way would send all of them down a slow path.
+        # A single gradient with other strides would make the whole call slow.
         alike = [(total, g) for total, g in pairs if total.stride() == g.stride()]
         if alike:
             torch._foreach_add_([total for total, _ in alike], [g for _, g in alike])
@@ -268,14 +283,14 @@ class GraphEngine:
         self.can_capture = False
         self.captured.clear()
         warnings.warn(
-            f"this network cannot be captured as a CUDA graph ({reason}); training goes on with "
+            f"this network cannot be captured as a CUDA graph ({reason}); training continues with "
             "the eager engine, which is slower",
             stacklevel=2,
         )
 
 
 def _no_tuning() -> contextlib.AbstractContextManager[None]:
-    """cuDNN's benchmark mode would time every algorithm anew for each shape of each new width."""
+    """Turn off cuDNN's benchmark mode, which times all algorithms for every new shape."""
     settings = torch.backends.cudnn
     return settings.flags(
         enabled=settings.enabled,
@@ -286,7 +301,7 @@ def _no_tuning() -> contextlib.AbstractContextManager[None]:
 
 
 def _buffer_like(tensor: Tensor) -> Tensor:
-    """Images channels-last, whatever they come in."""
+    """An empty tensor; images are always channels-last."""
     if tensor.dim() == 4:
         return torch.empty_like(tensor, memory_format=torch.channels_last)
     return torch.empty_like(tensor)

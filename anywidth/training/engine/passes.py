@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable, Iterable, MutableMapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from anywidth.errors import AnywidthError
+from anywidth.planning.model_outputs import is_cache
 from anywidth.slimming.convert import at_width
-from anywidth.training.distillation import Distill, WithTargets
+from anywidth.training.distillation import Distill, extras_of
 from anywidth.training.engine.trees import call, leaves, map_tensors
 from anywidth.width import ChannelConfig
 
@@ -25,8 +27,7 @@ class Objective:
 
     Args:
         loss: (output, targets) → scalar.
-        distill: (output, widest output) → scalar for the narrower widths; None uses `loss`.
-            In `WithTargets` it gets the targets too.
+        distill: (output, teacher's output) → scalar for the narrower widths; None uses `loss`.
         truth: share of `loss` in the objective of narrower widths.
         autocast: dtype of forward passes; None changes nothing.
     """
@@ -35,25 +36,28 @@ class Objective:
     distill: Distill | None
     truth: float
     autocast: torch.dtype | None
+    extras: tuple[str, ...] = field(init=False)  # of the distillation
+
+    def __post_init__(self) -> None:
+        asked = () if self.distill is None else extras_of(self.distill)
+        object.__setattr__(self, "extras", asked)
 
     def forward(
         self, model: nn.Module, config: ChannelConfig, inputs: Any, targets: Any, teacher: Any
     ) -> tuple[Tensor, Any]:
-        """(loss, output) at one width; `teacher` is the widest width's output, or None."""
-        with at_width(model, config), self._precision(inputs):
+        """(loss, output) at one width; `teacher` is the output to learn from, or None."""
+        with at_width(model, config), self.precision(inputs):
             output = call(model, inputs)
             if teacher is None or self.distill is None:
                 return checked_scalar(self.loss(output, targets), "loss"), output
-            if isinstance(self.distill, WithTargets):
-                loss = self.distill.function(output, teacher, targets)
-            else:
-                loss = self.distill(output, teacher)
-            loss = checked_scalar(loss, "distill")
+            known = {"targets": targets, "config": config}
+            extras = {name: known[name] for name in self.extras}
+            loss = checked_scalar(self.distill(output, teacher, **extras), "distill")
             if self.truth > 0:
                 loss = (1 - self.truth) * loss + self.truth * self.loss(output, targets)
             return loss, output
 
-    def _precision(self, inputs: Any) -> contextlib.AbstractContextManager[Any]:
+    def precision(self, inputs: Any) -> contextlib.AbstractContextManager[Any]:
         if self.autocast is None:
             return contextlib.nullcontext()
         devices = [leaf.device.type for leaf in leaves(inputs) if isinstance(leaf, Tensor)]
@@ -80,5 +84,14 @@ def checked_scalar(loss: Any, name: str) -> Tensor:
 
 
 def detached(output: Any) -> Any:
-    """The same output without gradients."""
+    """The same output without gradients, and without caches, which would keep them.
+
+    Keys and values for a next token are of no use after a training pass.
+    """
+    if isinstance(output, MutableMapping) and any(is_cache(item) for item in output.values()):
+        output = copy.copy(output)
+        for key in [key for key, item in output.items() if is_cache(item)]:
+            output[key] = None
+    elif type(output) is tuple:
+        output = tuple(None if is_cache(item) else item for item in output)
     return map_tensors(Tensor.detach, output)

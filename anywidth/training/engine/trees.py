@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from torch import Tensor, nn
 
+from anywidth.planning.call_arguments import arguments_by_name
+
 
 def call(model: nn.Module, inputs: Any) -> Any:
     """Run a network on a batch; a tuple is its positional arguments, as in `anywidth.plan`.
 
-    A mapping is its keyword arguments, unless the network takes one argument with another name.
+    A mapping is its arguments by name, unless the network takes one argument with another name.
     """
     if isinstance(inputs, tuple):
         return model(*inputs)
-    if isinstance(inputs, Mapping) and _takes(model, inputs):
+    if arguments_by_name(model, inputs):
         return model(**inputs)
     return model(inputs)
-
-
-def _takes(model: nn.Module, names: Mapping[Any, Any]) -> bool:
-    parameters = inspect.signature(model.forward).parameters
-    has_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    return has_any or all(name in parameters for name in names)
 
 
 def leaves(tree: Any) -> Iterator[Any]:

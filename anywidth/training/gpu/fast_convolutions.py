@@ -1,4 +1,4 @@
-"""Convolutions: of pictures and depthwise ones are kernels, pointwise ones matrix products."""
+"""Fast convolutions: kernels for images and depthwise ones, matrix products for pointwise ones."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def is_pointwise(module: nn.Conv2d) -> bool:
 
 
 def is_stem(module: nn.Conv2d) -> bool:
-    """Whether this convolution is one of a picture, for which there is a kernel."""
+    """Whether this is a convolution of images for which there is a kernel."""
     return (
         _is_plain(module)
         and module.bias is None
@@ -72,16 +72,15 @@ def _is_plain(module: nn.Conv2d) -> bool:
 
 
 def depthwise_forward(self: Any, x: Tensor) -> Tensor:
-    """A depthwise convolution's forward; it may do the norm before it on the way."""
+    """A depthwise convolution's forward; it may also compute the norm before it."""
     if not reach(x):
         return slowly(self, x)
     deferred, path = take(x, DEFERRED), fast_path(self)
     if deferred is None and path is not None and path.awaits:
         raise AnywidthError(
-            f"a depthwise convolution of {self.in_channels} channels was to be given the output of "
-            "the batch norm before it, but got another tensor. The network does something in "
-            "between that it did not do when it was traced; train it with "
-            "SandwichStep(..., kernels=False)"
+            f"a depthwise convolution of {self.in_channels} channels expected the output of the "
+            "batch norm before it, but got another tensor: the network does something in between "
+            "that it did not do when it was traced. Train it with SandwichStep(..., kernels=False)"
         )
     x = x.contiguous(memory_format=torch.channels_last)
     if deferred is None and not is_taken(self, x):
@@ -95,7 +94,7 @@ def depthwise_forward(self: Any, x: Tensor) -> Tensor:
 
 
 def stem_forward(self: Any, x: Tensor) -> Tensor:
-    """A picture's convolution."""
+    """The forward of a convolution of images."""
     record: Record = self.__dict__[RECORD]
     channels = record.cut("weight", 0)
     weight, place = self._parameters["weight"], (self.stride[0], self.padding[0])
@@ -146,9 +145,9 @@ def pointwise_forward(self: Any, x: Tensor) -> Tensor:
 
 
 class _Pointwise(torch.autograd.Function):
-    """A product with the first rows and columns of a weight, whose gradient is written at once.
+    """A product with the first rows and columns of a weight, which writes its gradient directly.
 
-    Slicing the weight with autograd would fill and copy its whole gradient once for each axis.
+    If autograd sliced the weight, it would fill and copy the whole gradient once per axis.
     """
 
     @staticmethod

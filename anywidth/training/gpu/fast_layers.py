@@ -1,9 +1,9 @@
-"""On a GPU, converted layers that run on kernels whose channel count is a run-time argument.
+"""Converted layers that use kernels on a GPU whose channel count is a run-time argument.
 
-cuDNN prepares every new shape of a convolution anew, up to a second each; these layers do not:
-depthwise convolutions, those of pictures and batch norm (with the activation after it) are Triton
-kernels, pointwise convolutions are plain matrix products. Each takes its fast path where it can and
-does what it did before everywhere else, so the same network still runs on a CPU.
+cuDNN prepares every new shape of a convolution, which takes up to a second. These layers do not
+need that: depthwise convolutions, convolutions of images and batch norm (with the activation after
+it) are Triton kernels, and pointwise convolutions are matrix products. A layer that cannot use its
+fast path runs as before, so the same network still runs on a CPU.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from anywidth.training.gpu.fast_paths import fast_path, give, has
 
 
 def use_kernels(model: nn.Module, enabled: bool = True) -> nn.Module:
-    """Lets a converted network's layers take their fast path on a GPU, or forbids it again.
+    """Allow the layers of a converted network to use their fast path on a GPU, or forbid it.
 
-    Nothing changes but speed and the last bits of rounding. Call it before training starts.
+    Only speed and rounding in the last bits change. Call it before training starts.
     """
     if not enabled or not kernels.available():
         drop_fast_paths(model)
@@ -61,7 +61,7 @@ def use_kernels(model: nn.Module, enabled: bool = True) -> nn.Module:
 
 
 def weights_read_cast(model: nn.Module) -> list[nn.Parameter]:
-    """The weights that layers on their fast path read in the dtype of a pass."""
+    """The weights that fast layers read in the dtype of a pass."""
     weights = {
         id(module._parameters["weight"]): module._parameters["weight"]
         for module in model.modules()

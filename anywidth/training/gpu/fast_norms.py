@@ -36,7 +36,7 @@ _DONE = "_is_activated"
 
 
 def join(norm: nn.Module, activation: nn.Module) -> None:
-    """Lets a batch norm do the work of the activation that alone reads its output."""
+    """Let a batch norm compute the activation after it, which is the only reader of its output."""
     kind, path = _ACTIVATIONS.get(plain_class(activation)), fast_path(norm)
     if kind is not None and path is not None and path.forward is norm_forward:
         if fast_path(activation) is None:
@@ -45,7 +45,7 @@ def join(norm: nn.Module, activation: nn.Module) -> None:
 
 
 def defer(norm: nn.Module, activation: nn.Module, convolution: nn.Module) -> None:
-    """Lets a depthwise convolution do the work of the norm and activation that it alone reads."""
+    """Let a depthwise convolution compute the norm and activation that only it reads."""
     path = fast_path(norm)
     joined = None if path is None or path.activation is None else path.activation[1]
     if path is not None and joined is activation and has(convolution, depthwise_forward):
@@ -53,12 +53,12 @@ def defer(norm: nn.Module, activation: nn.Module, convolution: nn.Module) -> Non
 
 
 def is_plain_norm(module: nn.Module) -> bool:
-    """Whether a module is a batch norm of images and no more."""
+    """Whether a module is a plain batch norm of images."""
     return isinstance(module, nn.BatchNorm2d) and only_normalises(module)
 
 
 def norm_forward(self: Any, x: Tensor) -> Tensor:
-    """A batch norm's forward; what it returns is activated already, or will be."""
+    """A batch norm's forward; it activates its result, or leaves that to the next layer."""
     if not reach(x):
         return slowly(self, x)
     partial, path = take(x, PARTIAL), fast_path(self)
@@ -99,22 +99,24 @@ def _norm(module: Any, activation: str) -> kernels.BatchNorm:
 
 
 def _can_defer(reader: nn.Module, x: Tensor) -> bool:
-    """Whether a convolution can normalise and activate its input itself, and it is worth it."""
+    """Whether a convolution can normalise and activate its input itself, and this is faster."""
     device = x.device.type
     is_cast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != x.dtype
     return not (is_cast or kernels.has_few_pixels(x) or are_watched(reader)) and is_taken(reader, x)
 
 
 def _joined_forward(self: Any, x: Tensor) -> Tensor:
-    """Passes on what the norm before it has activated; a module may be called elsewhere too."""
+    """Return the input if the norm before has activated it; other callers get the activation."""
     if not is_traced() and x.__dict__.pop(_DONE, False):
         return x
     return slowly(self, x)
 
 
 def _is_prefix(norm: nn.Module) -> bool:
-    """The kernel takes the first channels; joined stretches and private scales go the slow way."""
+    """Whether the norm uses the first channels and shared scales, as the kernel needs."""
     record = norm_record(norm)
     if record is None or record.switches is not None or norm._parameters.get("weight") is None:
+        return False
+    if record.tuned(norm) is not None:
         return False
     return type(record.cut("weight", 0)) is int

@@ -1,7 +1,7 @@
-"""How a layer gets a fast path, and what layers leave for the next one.
+"""How a layer gets a fast path, and how layers pass work on to the next layer.
 
-Layers that follow each other share their passes over memory. What one leaves travels with the
-tensor between them: a norm that is yet to be done, or statistics that were taken.
+Neighbouring layers share passes over memory. A layer attaches what it leaves to the next one to the
+tensor between them: a norm that is still to be computed, or statistics.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ PARTIAL = "_partial_statistics"
 
 
 def give(module: nn.Module, forward: Any) -> None:
-    """Gives a module another forward; `layers.drop_fast_paths` takes it away again."""
+    """Give a module another forward; `layers.drop_fast_paths` removes it."""
     record = module.__dict__.setdefault(RECORD, Record(type(module)))
     record.fast = FastPath(forward)
     dress(module)
 
 
 def fast_path(module: nn.Module) -> FastPath | None:
-    """What a module was given in `give`; None without."""
+    """The fast path of a module; None if it has none."""
     record = record_of(module)
     return None if record is None else record.fast
 
@@ -40,24 +40,24 @@ def has(module: nn.Module, forward: Any) -> bool:
 
 
 def slowly(module: nn.Module, x: Tensor) -> Tensor:
-    """What the module's own class makes of a tensor."""
+    """Run the forward of the module's own class."""
     result: Tensor = module.__dict__[RECORD].plain.forward(module, x)
     return result
 
 
 def leave(tensor: Tensor, name: str, value: Any) -> None:
-    """Leaves something for the layer that reads a tensor next."""
+    """Attach something to a tensor for the layer that reads it next."""
     tensor.__dict__[name] = (value, tensor._version)
 
 
 def take(tensor: Tensor, name: str) -> Any:
-    """What was left there, if the tensor still is what it was then."""
+    """What was attached, if the tensor has not changed since."""
     value, version = tensor.__dict__.pop(name, (None, None))
     return value if version == tensor._version else None
 
 
 def reach(x: Tensor) -> bool:
-    """Whether kernels can work on a tensor, here and now."""
+    """Whether kernels can be used on a tensor now."""
     return not is_traced() and x.dim() == 4 and kernels.reach(x)
 
 
@@ -67,7 +67,7 @@ def is_traced() -> bool:
 
 
 def are_watched(*modules: nn.Module) -> bool:
-    """Whether there are hooks, which may hand on another tensor, or want to see this one."""
+    """Whether there are hooks, which may replace a tensor or read it."""
     return any(
         module._forward_hooks
         or module._forward_pre_hooks

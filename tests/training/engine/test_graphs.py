@@ -8,37 +8,33 @@ import pytest
 import torch
 import two_ranks
 from command_line import HERE, torchrun
+from engine_check import LOSSES, NETWORKS, TIMES, distance, gradients, losses
 from torch.utils.checkpoint import checkpoint
 
 import anywidth as aw
-from anywidth.errors import AnywidthError
 from anywidth.planning.cuts import is_converted
 from anywidth.slimming.norm_statistics import tracked_statistics
-from anywidth.training.distillation import WithTargets
 from anywidth.training.gpu.fast_layers import use_kernels
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
+@pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_fifty_steps_of_graphs_give_the_losses_of_the_eager_engine(
-    autocast: torch.dtype | None,
+    autocast: torch.dtype | None, name: str
 ) -> None:
-    from benchmarks.engine_check import LOSSES, losses
-
-    plain = losses("eager", False, autocast, "mobilenet_v1")
+    plain = losses("eager", False, autocast, name)
     assert plain.isfinite().all()
-    graphs = losses("graphs", False, autocast, "mobilenet_v1")
+    graphs = losses("graphs", False, autocast, name)
     assert (plain - graphs).abs().max() <= LOSSES[autocast]
 
 
-@pytest.mark.parametrize("name", ["mobilenet_v1", "mobilenet_v2", "torchvision:resnet18"])
+@pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_gradients_by_kernels_are_as_exact_as_those_of_plain_layers(
     autocast: torch.dtype | None, name: str
 ) -> None:
-    from benchmarks.engine_check import TIMES, distance, gradients
-
     exact = gradients("eager", False, None, name, torch.float64)
     plain = distance(gradients("eager", False, autocast, name), exact)
     for engine in ("eager", "graphs"):
@@ -47,7 +43,6 @@ def test_gradients_by_kernels_are_as_exact_as_those_of_plain_layers(
 
 def test_nested_batches_and_outputs_are_captured() -> None:
     """Observations, actions and returns in; policy and value out."""
-    from benchmarks.engine_check import distance
 
     class Policy(torch.nn.Module):
         def __init__(self) -> None:
@@ -64,7 +59,7 @@ def test_nested_batches_and_outputs_are_captured() -> None:
         policy = torch.nn.functional.cross_entropy(logits, targets["actions"])
         return policy + (value - targets["returns"]).square().mean()
 
-    def distill(output: Any, teacher: Any, targets: dict[str, torch.Tensor]) -> torch.Tensor:
+    def distill(output: Any, teacher: Any, *, targets: dict[str, torch.Tensor]) -> torch.Tensor:
         return loss((output[0], output[1] - teacher[1]), targets)
 
     weights = []
@@ -74,9 +69,7 @@ def test_nested_batches_and_outputs_are_captured() -> None:
         aw.slimmable(model, example_input=torch.randn(2, 8))
         model.cuda()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        step = aw.SandwichStep(
-            model, optimizer, loss, WithTargets(distill), autocast=None, engine=engine
-        )
+        step = aw.SandwichStep(model, optimizer, loss, distill, autocast=None, engine=engine)
         for seed in range(5):
             generator = torch.Generator("cuda").manual_seed(seed)
             targets = {
@@ -105,10 +98,7 @@ def test_warming_up_leaves_weights_and_statistics_as_they_were() -> None:
     step.warm_up([1.0, 0.25, 0.5], x, y)
     assert len(step.engine.captured) == 3
     assert all(torch.equal(a, b) for a, b in zip(before, everything(), strict=True))
-    model.eval()
-    with pytest.raises(AnywidthError, match="statistics"), aw.at_width(model, 0.25):
-        model(x)
-    model.train()
+    assert aw.calibrated_widths(model) == [1.0]
     step(x, y)
     assert not all(torch.equal(a, b) for a, b in zip(before, everything(), strict=True))
     model.eval()

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from anywidth.training.gpu.kernels.activations import through_activation
 from anywidth.training.gpu.kernels.batch_norm_layout import (
-    BLOCK_COLUMNS,
+    PARTIAL_BLOCKS,
     PARTIAL_COLUMNS,
-    PARTIAL_ROWS,
     Layout,
     add_partial_rows,
     columns_of_block,
@@ -208,21 +207,10 @@ def parameter_gradients(
         (2, parts, layout.folds, layout.channels), dtype=torch.float32, device=x.device
     )
     gradient_sum_kernel[(layout.blocks * parts,)](
-        x,
-        dy,
-        terms,
-        partial,
-        layout.pixels,
-        layout.channels,
-        layout.folds,
-        layout.rows,
-        layout.blocks,
-        parts,
+        *(x, dy, terms, partial),
+        *layout.sizes(parts),
         ACTIVATION=activation,
-        ROWS=_SUM_ROWS,
-        COLUMNS=BLOCK_COLUMNS,
-        ALIGNED=layout.aligned,
-        num_warps=4,
+        **layout.constants(_SUM_ROWS),
     )
     rows = partial.view(2, parts * layout.folds, layout.channels)
     return finish_parameter_gradients(rows, layout.pixels, terms, weight, bias)
@@ -237,19 +225,10 @@ def finish_parameter_gradients(
     corrections = torch.empty((2, channels), dtype=torch.float32, device=partial.device)
     columns = channels if added else weight.shape[0]
     parameter_gradient_kernel[(ceil_divide(columns, PARTIAL_COLUMNS),)](
-        partial,
-        terms,
-        weight_gradient,
-        bias_gradient,
-        corrections,
-        rows,
-        pixels,
-        channels,
-        weight.shape[0],
+        *(partial, terms, weight_gradient, bias_gradient, corrections),
+        *(rows, pixels, channels, weight.shape[0]),
         ADDED=added,
-        ROWS=PARTIAL_ROWS,
-        COLUMNS=PARTIAL_COLUMNS,
-        num_warps=4,
+        **PARTIAL_BLOCKS,
     )
     if added:
         return None, None, corrections
@@ -269,21 +248,9 @@ def input_gradient(
     dx = dy if in_place else torch.empty_like(x, memory_format=torch.channels_last)
     parts = layout.parts(_INPUT_ROWS, _INPUT_PROGRAMS)
     input_gradient_kernel[(layout.blocks * parts,)](
-        x,
-        dy,
-        terms,
-        corrections,
-        dx,
-        layout.pixels,
-        layout.channels,
-        layout.folds,
-        layout.rows,
-        layout.blocks,
-        parts,
+        *(x, dy, terms, corrections, dx),
+        *layout.sizes(parts),
         ACTIVATION=activation,
-        ROWS=_INPUT_ROWS,
-        COLUMNS=BLOCK_COLUMNS,
-        ALIGNED=layout.aligned,
-        num_warps=4,
+        **layout.constants(_INPUT_ROWS),
     )
     return dx

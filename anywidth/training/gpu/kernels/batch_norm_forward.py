@@ -13,9 +13,8 @@ from torch import Tensor
 
 from anywidth.training.gpu.kernels.activations import activate
 from anywidth.training.gpu.kernels.batch_norm_layout import (
-    BLOCK_COLUMNS,
+    PARTIAL_BLOCKS,
     PARTIAL_COLUMNS,
-    PARTIAL_ROWS,
     Layout,
     add_partial_rows,
     columns_of_block,
@@ -267,36 +266,15 @@ def batch_terms(x: Tensor, norm: BatchNorm) -> Tensor:
     )
     terms = torch.empty((TERMS, layout.channels), dtype=torch.float32, device=x.device)
     sum_kernel[(layout.blocks * parts,)](
-        x,
-        partial,
-        layout.pixels,
-        layout.channels,
-        layout.folds,
-        layout.rows,
-        layout.blocks,
-        parts,
-        ROWS=_SUM_ROWS,
-        COLUMNS=BLOCK_COLUMNS,
-        ALIGNED=layout.aligned,
-        num_warps=4,
+        x, partial, *layout.sizes(parts), **layout.constants(_SUM_ROWS)
     )
     statistics_kernel[(ceil_divide(layout.channels, PARTIAL_COLUMNS),)](
-        partial,
-        x,
-        norm.weight,
-        norm.bias,
+        *(partial, x, norm.weight, norm.bias),
         *running_or(terms, norm),
         terms,
-        parts * layout.folds,
-        layout.pixels,
-        layout.channels,
-        norm.momentum,
-        norm.eps,
-        TRACKED=norm.running_mean is not None,
-        COUNTED=norm.num_batches_tracked is not None,
-        ROWS=PARTIAL_ROWS,
-        COLUMNS=PARTIAL_COLUMNS,
-        num_warps=4,
+        *(parts * layout.folds, layout.pixels, layout.channels),
+        **norm_options(norm),
+        **PARTIAL_BLOCKS,
     )
     return terms
 
@@ -306,21 +284,12 @@ def merged_terms(partial: Tensor, pixels: int, norm: BatchNorm) -> Tensor:
     _, rows, channels = partial.shape
     terms = torch.empty((TERMS, channels), dtype=torch.float32, device=partial.device)
     merge_kernel[(ceil_divide(channels, PARTIAL_COLUMNS),)](
-        partial,
-        norm.weight,
-        norm.bias,
+        *(partial, norm.weight, norm.bias),
         *running_or(terms, norm),
         terms,
-        rows,
-        pixels,
-        channels,
-        norm.momentum,
-        norm.eps,
-        TRACKED=norm.running_mean is not None,
-        COUNTED=norm.num_batches_tracked is not None,
-        ROWS=PARTIAL_ROWS,
-        COLUMNS=PARTIAL_COLUMNS,
-        num_warps=4,
+        *(rows, pixels, channels),
+        **norm_options(norm),
+        **PARTIAL_BLOCKS,
     )
     return terms
 
@@ -331,22 +300,22 @@ def normalize_and_activate(x: Tensor, terms: Tensor, activation: str) -> Tensor:
     y = torch.empty_like(x, memory_format=torch.channels_last)
     parts = layout.parts(_NORMALIZE_ROWS, _NORMALIZE_PROGRAMS)
     normalize_kernel[(layout.blocks * parts,)](
-        x,
-        terms,
-        y,
-        layout.pixels,
-        layout.channels,
-        layout.folds,
-        layout.rows,
-        layout.blocks,
-        parts,
+        *(x, terms, y),
+        *layout.sizes(parts),
         ACTIVATION=activation,
-        ROWS=_NORMALIZE_ROWS,
-        COLUMNS=BLOCK_COLUMNS,
-        ALIGNED=layout.aligned,
-        num_warps=4,
+        **layout.constants(_NORMALIZE_ROWS),
     )
     return y
+
+
+def norm_options(norm: BatchNorm) -> dict[str, float]:
+    """The numbers of a norm, as arguments of the kernels."""
+    return {
+        "momentum": norm.momentum,
+        "eps": norm.eps,
+        "TRACKED": norm.running_mean is not None,
+        "COUNTED": norm.num_batches_tracked is not None,
+    }
 
 
 def running_or(unused: Tensor, norm: BatchNorm) -> list[Tensor]:

@@ -22,8 +22,9 @@ from anywidth.training.gpu.kernels.launch_blocks import (
 # Channels per memory access of 16 bytes in half precision.
 VECTOR = 8
 BLOCK_COLUMNS = 64
-PARTIAL_ROWS = 128
 PARTIAL_COLUMNS = 8
+# Of the kernels that add partial sums.
+PARTIAL_BLOCKS = {"ROWS": 128, "COLUMNS": PARTIAL_COLUMNS, "num_warps": 4}
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,18 @@ class Layout:
         """Programs that share the rows of one block of columns."""
         steps = ceil_divide(self.rows, block_rows)
         return choose_parts(self.blocks, steps, programs_a_multiprocessor * self.multiprocessors)
+
+    def sizes(self, parts: int) -> tuple[int, ...]:
+        """The arguments of a kernel that may change with the width."""
+        return self.pixels, self.channels, self.folds, self.rows, self.blocks, parts
+
+    def constants(self, block_rows: int) -> dict[str, int]:
+        return {
+            "ROWS": block_rows,
+            "COLUMNS": BLOCK_COLUMNS,
+            "ALIGNED": self.aligned,
+            "num_warps": 4,
+        }
 
 
 @triton.jit

@@ -10,15 +10,18 @@ from torch import Tensor
 
 from anywidth.training.gpu.kernels.activations import activate, through_activation
 from anywidth.training.gpu.kernels.batch_norm_backward import gradient_buffers, store_gradients
-from anywidth.training.gpu.kernels.batch_norm_forward import TERMS, running_or, store_terms
+from anywidth.training.gpu.kernels.batch_norm_forward import (
+    TERMS,
+    norm_options,
+    running_or,
+    store_terms,
+)
 from anywidth.training.gpu.kernels.compilation import compile_once
 from anywidth.training.gpu.kernels.launch_blocks import ceil_divide
 from anywidth.training.gpu.kernels.norm_arguments import BatchNorm
 
 MOST_PIXELS = 4096
 _COLUMNS = 8
-_ROWS = 1024
-_WARPS = 8
 
 
 def has_few_pixels(x: Tensor) -> bool:
@@ -157,29 +160,27 @@ def small_backward_kernel(
         tl.store(dx_ptr + offset, dx.to(dx_ptr.dtype.element_ty), mask=inside)
 
 
+def _constants(channels: int) -> dict[str, int]:
+    return {
+        "ROWS": 1024,
+        "COLUMNS": _COLUMNS,
+        "ALIGNED": channels % _COLUMNS == 0,
+        "num_warps": 8,
+    }
+
+
 def small_forward(x: Tensor, norm: BatchNorm) -> tuple[Tensor, Tensor]:
     """The activated output, and the terms of each channel."""
     channels = x.shape[1]
     terms = torch.empty((TERMS, channels), dtype=torch.float32, device=x.device)
     y = torch.empty_like(x, memory_format=torch.channels_last)
     small_forward_kernel[(ceil_divide(channels, _COLUMNS),)](
-        x,
-        norm.weight,
-        norm.bias,
+        *(x, norm.weight, norm.bias),
         *running_or(terms, norm),
-        terms,
-        y,
-        x.numel() // channels,
-        channels,
-        norm.momentum,
-        norm.eps,
-        TRACKED=norm.running_mean is not None,
-        COUNTED=norm.num_batches_tracked is not None,
+        *(terms, y, x.numel() // channels, channels),
+        **norm_options(norm),
         ACTIVATION=norm.activation,
-        ROWS=_ROWS,
-        COLUMNS=_COLUMNS,
-        ALIGNED=channels % _COLUMNS == 0,
-        num_warps=_WARPS,
+        **_constants(channels),
     )
     return y, terms
 
@@ -194,22 +195,11 @@ def small_backward(
     dx = torch.empty_like(x, memory_format=torch.channels_last)
     covered = channels if added else weight.shape[0]
     small_backward_kernel[(ceil_divide(covered, _COLUMNS),)](
-        x,
-        dy,
-        terms,
-        weight_gradient,
-        bias_gradient,
-        corrections,
-        dx,
-        x.numel() // channels,
-        channels,
-        weight.shape[0],
+        *(x, dy, terms, weight_gradient, bias_gradient, corrections, dx),
+        *(x.numel() // channels, channels, weight.shape[0]),
         ADDED=added,
         ACTIVATION=activation,
-        ROWS=_ROWS,
-        COLUMNS=_COLUMNS,
-        ALIGNED=channels % _COLUMNS == 0,
-        num_warps=_WARPS,
+        **_constants(channels),
     )
     if added:
         return dx, None, None

@@ -38,6 +38,18 @@ class Tile:
     vectors: int = 8
     warps: int = 4
 
+    def constants(self, channels: int) -> dict[str, int]:
+        """The arguments of a kernel that never change with the width, besides the alignment."""
+        return {
+            "COLUMNS": self.columns,
+            "VECTOR": self.vector,
+            "AHEAD": self.ahead,
+            "POSITIONS": self.positions,
+            "VECTORS": self.vectors,
+            "ALIGNED": channels % self.vector == 0,
+            "num_warps": self.warps,
+        }
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -75,6 +87,12 @@ class Launch:
             blocks_of_positions * strips,
             wanted,
         )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The arguments of a kernel, in its order."""
+        channels = self.vectors, self.folds, self.tiles, self.blocks_of_vectors
+        return *channels, self.strips, self.rows, self.items
 
 
 @triton.jit

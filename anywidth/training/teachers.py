@@ -1,0 +1,105 @@
+"""Teachers of the narrower widths of a step, other than the step's own full width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from anywidth.errors import AnywidthError
+from anywidth.planning.modes import evaluating
+from anywidth.slimming.convert import at_width, plan_of
+from anywidth.slimming.norm_statistics import batch_statistics, buffers_kept
+from anywidth.training.engine.passes import Objective, detached
+from anywidth.training.engine.trees import call, leaves
+from anywidth.training.weight_average import WeightAverage
+
+Teacher = Literal["full", "ema"] | nn.Module | Callable[..., Any]
+
+
+class Teaching:
+    """Runs the teacher of a step on its batches.
+
+    Args:
+        teacher: `"full"`, `"ema"`, a network, or a function of the network's inputs.
+        model: the network in training.
+        ema: the average of its weights, for `"ema"`.
+        objective: has the distillation and the precision.
+    """
+
+    def __init__(
+        self, teacher: Teacher, model: nn.Module, ema: WeightAverage | None, objective: Objective
+    ) -> None:
+        if not callable(teacher) and teacher not in ("full", "ema"):
+            raise AnywidthError(
+                f"teacher={teacher!r}: expected 'full', 'ema', a network, or a function of the "
+                "network's inputs"
+            )
+        if teacher == "ema" and ema is None:
+            raise AnywidthError(
+                "teacher='ema' needs an average of the weights: pass ema_decay=0.997"
+            )
+        if teacher != "full" and objective.distill is None:
+            raise AnywidthError(
+                "a teacher is used by the distillation, and distill is None: pass distill=..., or "
+                "leave the teacher out"
+            )
+        if teacher in list(model.modules()):
+            raise AnywidthError(
+                "the teacher is the network in training, or a part of it: leave it out to learn "
+                "from the step's full width"
+            )
+        self.teacher = teacher
+        self.model = model
+        self.ema = ema
+        self.objective = objective
+
+    @torch.no_grad()
+    def outputs(self, inputs: Any) -> Any:
+        """The output of the teacher; None if it is the step's own full width."""
+        if self.teacher == "full":
+            return None
+        with self.objective.precision(inputs):
+            if isinstance(self.teacher, nn.Module):
+                with evaluating(self.teacher):
+                    return detached(call(self.teacher, inputs))
+            if callable(self.teacher):
+                arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+                return detached(self.teacher(*arguments))
+            assert self.ema is not None
+            network = self.ema.network
+            # Running statistics would lag behind the weights.
+            with batch_statistics(network), at_width(network, plan_of(network).widest):
+                return detached(call(network, inputs))
+
+    def check(self, inputs: Any) -> None:
+        """Refuse a teacher whose output has another shape, before anything is trained."""
+        if self.teacher in ("full", "ema"):
+            return
+        device = next(self.model.parameters()).device
+        forked = [device] if device.type == "cuda" else []
+        with (
+            torch.random.fork_rng(forked),
+            buffers_kept(self.model),
+            torch.no_grad(),
+            self.objective.precision(inputs),
+            at_width(self.model, plan_of(self.model).widest),
+        ):
+            theirs = _shapes(self.outputs(inputs))
+            ours = _shapes(call(self.model, inputs))
+        if theirs != ours:
+            raise AnywidthError(
+                f"the teacher's output has shape {_spell(theirs)}, and the network's {_spell(ours)}"
+                ": expected the same. Adapt it in a function, such as teacher=lambda images: "
+                "large(images)[:, :10]"
+            )
+
+
+def _shapes(output: Any) -> list[Any]:
+    return [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in leaves(output)]
+
+
+def _spell(shapes: list[Any]) -> str:
+    return " and ".join(map(str, shapes)) or "none"
