@@ -1,6 +1,6 @@
-"""One plain ONNX file with every width: each branch cuts its weights from shared ones.
+"""One plain ONNX file with many widths: each branch cuts its weights from shared ones.
 
-For runtimes that have none of our code. An input `width` chooses the branch.
+It is for runtimes without our code. The input `width` chooses the branch.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anywidth.deploying.deployment import Deployment, Runner
 from anywidth.deploying.exporting import check_format
 from anywidth.deploying.shared_weights import Match
 from anywidth.deploying.width_graphs import WidthGraph, width_graphs
 from anywidth.errors import AnywidthError
+from anywidth.measuring.heartbeat import working
 from anywidth.measuring.shown_progress import tracked_if_shown
 from anywidth.measuring.spectra import check_statistics
-from anywidth.modes import evaluating
+from anywidth.planning.modes import evaluating
 from anywidth.slimming.convert import at_width
 from anywidth.slimming.state import state_of
+from anywidth.translating.deployment import Deployment, Runner
 
 WIDTH = "width"
 """The input that chooses a branch: the nearest width runs."""
 
-# What one protobuf message may hold.
+# The largest protobuf message.
 _MOST_BYTES = 2**31 - 1
 
 
@@ -40,15 +41,17 @@ def write_branches(
     *,
     progress: bool = True,
 ) -> float:
-    """Writes a converted network at many widths as one ONNX file; returns how far it is off.
+    """Write a converted network at many widths as one ONNX file, and return its largest error.
 
-    It is read back and compared with the network at every width before it counts as written.
+    The file is read back and compared with the network at every width before it is kept.
     """
     from anywidth.files import write_atomically
 
     check_format(path)
     if WIDTH in (*deployment.input_names, *deployment.output_names):
-        raise AnywidthError(f"an input or output is named {WIDTH!r}, as the one that is added")
+        raise AnywidthError(
+            f"an input or output is named {WIDTH!r}, like the input that is added: rename it"
+        )
     check_statistics(model, widths)
     ordered = sorted(set(widths))
     resolve = state_of(model).resolve
@@ -57,10 +60,11 @@ def write_branches(
         converted = width_graphs(model, configs, deployment)
         steps = tracked_if_shown(configs, "converting widths", progress)
         graphs = [graph for _, graph in zip(steps, converted, strict=True)]
-        content = _encode(ordered, graphs, deployment)
-        run = _opened(content)
+        with working(f"putting {len(ordered)} widths into one file", shown=progress):
+            content = _encode(ordered, graphs, deployment)
+            run = _opened(content)
         difference = 0.0
-        for width in ordered:
+        for width in tracked_if_shown(ordered, "checking widths", progress):
             with at_width(model, width):
                 found = deployment.check(model, run(width), f"{path}, width {width}")
             difference = max(difference, found)
@@ -86,8 +90,8 @@ def _encode(widths: Sequence[float], graphs: Sequence[WidthGraph], deployment: D
     helper.set_model_props(proto, {**deployment.texts(), "widths": json.dumps(list(widths))})
     if proto.ByteSize() > _MOST_BYTES:
         raise AnywidthError(
-            f"these widths need {proto.ByteSize() / 1e9:.1f} GB and an ONNX file holds 2: write a "
-            "bundle (NAME.anywidth) or fewer widths"
+            f"these widths need {proto.ByteSize() / 1e9:.1f} GB, and an ONNX file has at most 2: "
+            "write a bundle (NAME.anywidth) or fewer widths"
         )
     return bytes(proto.SerializeToString())
 
@@ -95,7 +99,7 @@ def _encode(widths: Sequence[float], graphs: Sequence[WidthGraph], deployment: D
 def _choice(
     widths: Sequence[float], branches: Sequence[Any], outputs: Sequence[str], place: str = ""
 ) -> tuple[list[Any], list[Any]]:
-    """Nodes that run the branch of the nearest width, and their constants: halves of halves."""
+    """Nodes that find the branch of the nearest width by bisection, and their constants."""
     from onnx import helper, numpy_helper
 
     middle = len(widths) // 2
@@ -118,10 +122,10 @@ def _choice(
 
 
 def _branch(graph: WidthGraph, prefix: str) -> Any:
-    """A width's graph as one branch, with names of its own, that cuts its weights itself.
+    """The graph of a width as a branch with its own names, which cuts its weights itself.
 
-    Every weight is cut, the whole ones too: onnxruntime prepares what a branch makes of a constant,
-    but not a constant of the graph around it, and takes half as long again there.
+    Whole weights are cut too: onnxruntime prepares a value that a branch computes from a constant,
+    but not a constant outside the branch, which makes a pass 1.5 times as long.
     """
     from onnx import GraphProto
 
@@ -145,7 +149,7 @@ def _branch(graph: WidthGraph, prefix: str) -> Any:
 
 
 def _rename(graph: Any, given: set[str], prefix: str) -> None:
-    """Prefixes every name but those of the file's inputs, in inner graphs too."""
+    """Add a prefix to every name, also in inner graphs, except the names of the file's inputs."""
 
     def own(name: str) -> str:
         return name if not name or name in given else prefix + name
@@ -162,7 +166,7 @@ def _rename(graph: Any, given: set[str], prefix: str) -> None:
 
 
 def _cut_nodes(name: str, match: Match) -> Iterator[Any]:
-    """Nodes, and their constants, that make a width's weight `name` of the shared one."""
+    """Nodes and constants that compute the weight `name` of a width from the shared weight."""
     from onnx import helper, numpy_helper
 
     value = match.source.name
@@ -186,7 +190,7 @@ def _cut_nodes(name: str, match: Match) -> Iterator[Any]:
         yield numpy_helper.from_array(match.scale.reshape(sizes), f"{name}/scale")
         yield helper.make_node("Mul", [value, f"{name}/scale"], [f"{name}/scaled"])
         value = f"{name}/scaled"
-    # Turning by the axes' own order changes nothing and gives the weight its name.
+    # If the order of the axes does not change, this only gives the weight its name.
     yield helper.make_node("Transpose", [value], [name], perm=match.order)
 
 

@@ -1,14 +1,14 @@
-"""What a bundle says of itself: its inputs and outputs, and what was measured at its widths."""
+"""The description in a bundle: its inputs and outputs, and the measurements of its widths."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from anywidth.deploying.deployment import Deployment
 from anywidth.measuring.spectra import Spectrum
+from anywidth.translating.deployment import Deployment
 from anywidth.width import ChannelConfig
 
-# A share of wrong answers, in percent, is shown as the share of right ones.
+# An error in percent is shown as an accuracy.
 _ERROR = "error"
 
 
@@ -30,7 +30,7 @@ def described_tensors(deployment: Deployment, graph: Any) -> dict[str, list[dict
     outputs = []
     for one in graph.output:
         kind = one.type.tensor_type
-        # A size that follows from those of the inputs has a formula of them for its name.
+        # The name of a size that depends on the inputs is a formula of their sizes.
         shape = [free.get(n.dim_param, n.dim_param) or n.dim_value for n in kind.shape.dim]
         dtype = tensor_dtype_to_np_dtype(kind.elem_type).name
         outputs.append({"name": one.name, "dtype": dtype, "shape": shape, "example": []})
@@ -38,7 +38,7 @@ def described_tensors(deployment: Deployment, graph: Any) -> dict[str, list[dict
 
 
 def measured_at(spectrum: Spectrum | None, config: ChannelConfig) -> dict[str, Any]:
-    """What a spectrum has of one configuration; `accuracy` is its main metric, more is better."""
+    """The metrics of a configuration; `accuracy` is the main one, and larger is better."""
     if spectrum is None:
         return {"metrics": {}, "accuracy": None}
     metrics = next((p.metrics for p in spectrum.points if p.channels == config), {})
@@ -50,7 +50,7 @@ def measured_at(spectrum: Spectrum | None, config: ChannelConfig) -> dict[str, A
 
 
 def accuracy_name(spectrum: Spectrum | None) -> str | None:
-    """What the table calls `accuracy`."""
+    """The name of the metric in the column `accuracy`."""
     if spectrum is None:
         return None
     main = spectrum.metric()

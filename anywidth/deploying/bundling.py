@@ -1,4 +1,4 @@
-"""One file, every width: weights once, and per width a small graph that says how to cut them."""
+"""A bundle: one file with all weights once, and per width a graph and how to cut its weights."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from torch import Tensor, nn
 
 from anywidth._version import __version__
 from anywidth.deploying.bundle_table import accuracy_name, described_tensors, measured_at
-from anywidth.deploying.called_network import described
-from anywidth.deploying.deployment import Deployment, Runner
 from anywidth.deploying.width_graphs import WidthGraph, width_graphs
 from anywidth.errors import AnywidthError
 from anywidth.measuring.cost import macs, parameter_count
+from anywidth.measuring.heartbeat import working
 from anywidth.measuring.shown_progress import tracked_if_shown
 from anywidth.measuring.spectra import Spectrum, check_statistics
-from anywidth.modes import evaluating
+from anywidth.planning.modes import evaluating
 from anywidth.slimming.convert import at_width
 from anywidth.slimming.state import state_of
+from anywidth.translating.called_network import described
+from anywidth.translating.deployment import Deployment, Runner
 from anywidth.width import ChannelConfig, Width, width_list
 
 Name = float | str
-"""What a caller of the file asks for: a fraction, or the name of a configuration."""
+"""How a caller of the file names a width: a fraction, or the name of a configuration."""
 
 
 def export_bundle(
@@ -45,28 +46,28 @@ def export_bundle(
     measure_latency: bool = True,
     progress: bool = True,
 ) -> None:
-    """Writes a converted network at many widths to one file, which `anywidth_runtime` opens.
+    """Write a converted network at many widths to one file, which `anywidth_runtime` opens.
 
-    All weights are in the file once; per width there is a small graph with its norms merged, and
-    how its weights are cut from the full ones. The file is read back and compared with the network
-    at every width before it counts as written. Needs the packages onnx, onnxscript and
+    All weights are in the file once. Per width there is a small graph with folded norms, and a
+    description of how its weights are cut from the full ones. The file is read back and compared
+    with the network at every width before it is kept. Needs the packages onnx, onnxscript and
     anywidth-runtime.
 
     Args:
         model: a converted network on the CPU, calibrated at these widths; it is not changed.
-        path: the file; its folder must exist, and a file there is replaced.
-        widths: fractions of the full width or `ChannelConfig`s. A mapping names them; without
-            names, nonuniform ones are called "nonuniform 1" and so on.
-        example_input: a tensor or a tuple of arguments; the plan's if not given. The size of the
-            batch may differ from call to call where the network allows it.
-        input_names: what the file calls the inputs; the names of `forward`'s arguments if not
-            given.
-        output_names: and its outputs; "output" if not given.
-        wrap: puts around the network what belongs into the file too, say normalising images.
-        spectrum: what `anywidth.spectrum` measured; its metrics go into the file's table.
-        facts: name → text, kept in the file.
-        measure_latency: time every width here, with the runtime and one thread.
-        progress: show how far it has come (where rich is installed).
+        path: the file; its folder must exist. An existing file is replaced.
+        widths: fractions of the full width or `ChannelConfig`s. A mapping gives them names;
+            otherwise nonuniform ones are called "nonuniform 1", "nonuniform 2", ...
+        example_input: a tensor or a tuple of arguments; the plan's if not given. If the network
+            allows it, calls may have batches of any size.
+        input_names: the names of the inputs in the file; by default those of `forward`'s arguments.
+        output_names: the names of the outputs in the file; by default "output".
+        wrap: returns a module around the network, with steps that belong into the file too, such
+            as the normalisation of images.
+        spectrum: from `anywidth.spectrum`; its metrics are stored in the file's table.
+        facts: name → text, stored in the file.
+        measure_latency: time every width on this machine, with the runtime and one thread.
+        progress: show the progress, if rich is installed.
 
     Example:
         >>> anywidth.calibrate(model, loader, widths=[0.25, 0.5, 1.0])
@@ -96,7 +97,7 @@ def export_bundle(
 def named_widths(
     model: nn.Module, widths: Sequence[Width] | Mapping[str, Width]
 ) -> dict[Name, Width]:
-    """Widths by what a caller of the file will ask for."""
+    """Widths by the names that callers of the file use."""
     if isinstance(widths, Mapping):
         return dict(zip(widths, width_list(widths.values(), "export_bundle"), strict=True))
     fraction = state_of(model).plan.widths.fraction
@@ -120,7 +121,7 @@ def write_bundle(
     measure_latency: bool = True,
     progress: bool = True,
 ) -> float:
-    """Writes a bundle and returns how far it is off, as `Deployment.check` does."""
+    """Write a bundle and return its largest error, as `Deployment.check` does."""
     from anywidth.files import write_atomically
 
     runtime = check_packages()
@@ -129,14 +130,17 @@ def write_bundle(
         configs = _ordered(model, widths)
         tensors, about = _parts(model, deployment, configs, spectrum, progress)
         if measure_latency:
-            with _opened(runtime, tensors, about, path) as network:
-                timed = network.measure(progress=progress, keep=False)
+            with (
+                _opened(runtime, tensors, about, path) as network,
+                working("timing widths", shown=progress),
+            ):
+                timed = network.measure(progress=False, keep=False)
             about["machine"] = runtime.latency.this_machine(threads=1)
             for row, now in zip(about["widths"], timed, strict=True):
                 row["latency_ms"] = now.latency_ms
         with _opened(runtime, tensors, about, path) as network:
             difference = 0.0
-            for name, config in configs.items():
+            for name, config in tracked_if_shown(configs.items(), "checking widths", progress):
                 with at_width(model, config):
                     found = deployment.check(model, _runner(network, name), f"{path}, width {name}")
                 difference = max(difference, found)
@@ -145,7 +149,7 @@ def write_bundle(
 
 
 def check_packages() -> Any:
-    """The runtime; an error names what is missing to write a bundle."""
+    """Import the runtime; the error names a package that is missing."""
     for name in ("onnx", "onnxscript", "anywidth_runtime"):
         try:
             module = importlib.import_module(name)
@@ -158,7 +162,7 @@ def check_packages() -> Any:
 
 
 def _ordered(model: nn.Module, widths: Mapping[Name, Width]) -> dict[Name, ChannelConfig]:
-    """From the cheapest to the dearest, as the file's table is."""
+    """Configurations by name, the cheapest first, as in the file's table."""
     state = state_of(model)
     configs = {name: state.resolve(width) for name, width in widths.items()}
     order = sorted(configs, key=lambda name: (macs(model, configs[name]), str(name)))
@@ -172,7 +176,7 @@ def _parts(
     spectrum: Spectrum | None,
     progress: bool,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """A bundle's tensors and its description; names of the same channels share a graph."""
+    """The tensors and the description of a bundle; equal configurations share a graph."""
     numbers = {config: n for n, config in enumerate(dict.fromkeys(configs.values()))}
     converted = width_graphs(model, list(numbers), deployment)
     steps = tracked_if_shown(list(numbers), "converting widths", progress)
@@ -224,7 +228,7 @@ def _tensors(graphs: Sequence[WidthGraph]) -> dict[str, np.ndarray]:
 def _opened(
     runtime: Any, tensors: Mapping[str, np.ndarray], about: Mapping[str, Any], path: Path
 ) -> Iterator[Any]:
-    """A bundle read back from a file beside `path`, which is gone afterwards."""
+    """A bundle, read back from a temporary file beside `path`."""
     from anywidth.files import errors_that_name, temporary_path
 
     temporary = temporary_path(path)

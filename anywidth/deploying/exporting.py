@@ -12,12 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from anywidth.deploying.deployment import Deployment, Runner
 from anywidth.errors import AnywidthError
 from anywidth.planning.trace.exported_graphs import quiet
+from anywidth.translating.deployment import Deployment, Runner
+from anywidth.translating.onnx_graphs import open_onnx
 
 
 def check_format(path: Path) -> None:
@@ -69,20 +70,6 @@ def _open_program(content: bytes) -> Runner:
 
 def _encode_onnx(network: nn.Module, deployment: Deployment) -> bytes:
     return bytes(deployment.to_onnx(network).SerializeToString())
-
-
-def open_onnx(content: bytes) -> Runner:
-    """Runs an ONNX file with onnxruntime."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    names = [one.name for one in session.get_inputs()]
-
-    def run(*values: Tensor) -> list[Tensor]:
-        feeds = {name: value.numpy() for name, value in zip(names, values, strict=True)}
-        return [torch.as_tensor(output) for output in session.run(None, feeds)]
-
-    return run
 
 
 _FORMATS: dict[str, tuple[Callable[[nn.Module, Deployment], bytes], Callable[[bytes], Runner]]] = {

@@ -10,13 +10,20 @@ from typing import Any
 from torch import Tensor, nn
 
 from anywidth.distributed import check_not_sharded
-from anywidth.errors import AnywidthError
+from anywidth.errors import AnywidthError, errors_about, misfits
 from anywidth.planning.groups import Plan
 from anywidth.planning.parts import ChannelGroup
+from anywidth.slimming.converted_part import network_in
 from anywidth.slimming.state import state_of
-from anywidth.training.calibration import put_statistics, read_statistics, statistics_to_tensors
+from anywidth.slimming.tuned_affine import is_affine
+from anywidth.training.statistics_state import (
+    put_statistics,
+    read_statistics,
+    statistics_to_tensors,
+)
 
-_VERSION = "1"
+# Version 2 has scales and biases that were tuned per width; without any, a file is of version 1.
+_VERSION, _WITH_TUNED = "1", "2"
 _WEIGHTS, _STATISTICS = "weights/", "statistics/"
 
 
@@ -28,7 +35,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     written. With several processes, call it in one of them.
 
     Args:
-        model: a converted network; it is not changed.
+        model: a converted network, or a model with one in it; it is not changed.
         path: the file; its folder must exist. An existing file is replaced.
 
     Example:
@@ -37,7 +44,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     """
     from anywidth.files import save_tensors
 
-    state = state_of(model)
+    state = state_of(network_in(model))
     check_not_sharded(model, "save")
     statistics, widths = statistics_to_tensors(model)
     tensors = {
@@ -45,7 +52,7 @@ def save(model: nn.Module, path: str | Path) -> None:
         **{_STATISTICS + name: tensor for name, tensor in statistics.items()},
     }
     about = {
-        "anywidth": _VERSION,
+        "anywidth": _WITH_TUNED if any(map(is_affine, statistics)) else _VERSION,
         "plan": json.dumps(state.plan.to_json()),
         "average_outputs": json.dumps(state.average_outputs),
         **widths,
@@ -71,7 +78,7 @@ def load(model: nn.Module, path: str | Path) -> None:
     """
     from anywidth.files import load_tensors
 
-    state = state_of(model)
+    state = state_of(network_in(model))
     path = Path(path)
     tensors, about = load_tensors(path)
     _check_version(path, about.get("anywidth"))
@@ -88,10 +95,8 @@ def load(model: nn.Module, path: str | Path) -> None:
             f"{path}: saved with average_outputs={average_outputs}; convert with "
             f"anywidth.slimmable(model, plan, average_outputs={average_outputs})"
         )
-    try:
+    with errors_about(path):
         statistics = read_statistics(model, _under(_STATISTICS, tensors), about)
-    except AnywidthError as error:
-        raise AnywidthError(f"{path}: {error}") from error
     model.load_state_dict(weights)
     put_statistics(model, statistics)
 
@@ -110,27 +115,16 @@ def _check_version(path: Path, version: str | None) -> None:
             f"{path}: not a file of anywidth.save; load the tensors of a state_dict with "
             "model.load_state_dict"
         )
-    if version != _VERSION:
+    if version not in (_VERSION, _WITH_TUNED):
         raise AnywidthError(
             f"{path}: saved in version {version} of the format; this version of anywidth reads "
-            f"version {_VERSION}"
+            f"versions {_VERSION} and {_WITH_TUNED}"
         )
 
 
 def _check_weights(path: Path, weights: Mapping[str, Tensor], held: Mapping[str, Any]) -> None:
-    missing = [name for name in held if name not in weights]
-    unknown = [name for name in weights if name not in held]
-    if missing or unknown:
-        raise AnywidthError(
-            f"{path}: saved from another network: the file lacks {missing[:5]}, and the network "
-            f"lacks {unknown[:5]}"
-        )
-    for name, tensor in weights.items():
-        if tensor.shape != held[name].shape:
-            raise AnywidthError(
-                f"{path}: saved from another network: {name!r} has shape {tuple(tensor.shape)} "
-                f"in the file and {tuple(held[name].shape)} here"
-            )
+    if wrong := misfits(weights, held):
+        raise AnywidthError(f"{path}: saved from another network; its weights: {wrong}")
 
 
 def _check_plan(path: Path, saved: Plan, ours: Plan) -> None:

@@ -1,4 +1,4 @@
-"""Which of a small network's weights are those of the full one, cut and perhaps scaled."""
+"""Find the weights of a small network that are cut, and perhaps scaled, from the full one."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from anywidth.planning.groups import Plan
 from anywidth.slimming.state import tensor_owners
 from anywidth.width import ChannelConfig
 
-# Smaller tensors stay in the graph: a description of where they come from takes as much.
+# Smaller tensors stay in the graph: a description of their source would be as large.
 _FEWEST_VALUES = 256
-# A merged norm is a factor per channel; dividing it out again rounds.
+# A folded norm is a factor per channel; dividing by it rounds.
 _TOLERANCE = 2e-6
 
 
 @dataclass(frozen=True)
 class Source:
-    """A tensor of the full network, and what a width keeps of it.
+    """A tensor of the full network, and the part of it that a width keeps.
 
-    `cuts` has, for each axis, its stretches as (start, length), or None if all of it is kept.
+    `cuts` has the kept stretches of each axis as (start, length), or None if all of it is kept.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Match:
-    """A weight that is `source` cut, times `scale` along `axis` if there is one, then turned."""
+    """A weight: `source` cut, scaled along `axis` if there is a `scale`, and transposed."""
 
     source: Source
     order: tuple[int, ...]
@@ -67,9 +67,9 @@ def sources(model: nn.Module, plan: Plan, config: ChannelConfig) -> list[Source]
 
 
 def match(name: str, value: np.ndarray, candidates: Sequence[Source]) -> Match | None:
-    """Where a weight comes from; None if nowhere, or if it is too small to matter.
+    """The source of a weight; None if there is none, or if the weight is too small to matter.
 
-    Values decide, not names: what a converter merged or turned is found by trying.
+    Values decide, not names, so weights that a converter scaled or transposed are found too.
     """
     if value.size < _FEWEST_VALUES:
         return None
@@ -93,7 +93,7 @@ def _orders(shape: tuple[int, ...], wanted: tuple[int, ...]) -> Iterator[tuple[i
 
 
 def _scales(part: np.ndarray, value: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Axes along which one factor per entry makes `value` of `part`, with the factors."""
+    """Axes along which `value` is `part` times one factor per entry, and the factors."""
     if part.dtype != np.float32:
         return
     for axis in range(part.ndim):
@@ -119,7 +119,7 @@ def _cut(whole: np.ndarray, cuts: tuple[Any, ...]) -> np.ndarray:
 
 
 def _unlikeness(name: str, source: str) -> int:
-    """Sorts likely sources first: of the same name, then of the same layer."""
+    """A sort key: sources of the same name first, then sources of the same layer."""
     if name.endswith(source):
         return 0
     layer = source.rpartition(".")[0].replace(".parametrizations.weight", "")

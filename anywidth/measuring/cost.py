@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from anywidth.errors import AnywidthError
-from anywidth.modes import evaluating
-from anywidth.planning.example_inputs import example_inputs
+from anywidth.planning.example_inputs import example_inputs, is_images
 from anywidth.planning.groups import Plan
+from anywidth.planning.modes import evaluating
 from anywidth.slimming.convert import at_width
 from anywidth.slimming.extraction import extract_quietly
 from anywidth.slimming.norm_statistics import buffers_kept, uncalibrated_allowed
@@ -114,7 +114,7 @@ def latency(
     ):
         for _ in range(warmup):
             timed(*inputs)
-        times = [_time(timed, inputs) for _ in range(repeats)]
+        times = [time_pass(timed, inputs) for _ in range(repeats)]
     return Latency(statistics.median(times), min(times), repeats)
 
 
@@ -126,9 +126,18 @@ def _inputs(model: nn.Module, plan: Plan, size: int, shape: tuple[int, ...] | No
     return [
         _batch_like(x, size, shape if is_of_numbers or x.is_floating_point() else None)
         if isinstance(x, Tensor)
-        else x
+        else _as_many(x, size)
         for x in examples
     ]
+
+
+def _as_many(argument: Any, size: int) -> Any:
+    """A list of images, as detectors take it, with so many of them; or a list of batches."""
+    if is_images(argument):
+        return [argument[number % len(argument)] for number in range(size)]
+    if isinstance(argument, list | tuple):
+        return [_batch_like(x, size, None) if isinstance(x, Tensor) else x for x in argument]
+    return argument
 
 
 def _batch_like(example: Tensor, size: int, shape: tuple[int, ...] | None) -> Tensor:
@@ -143,7 +152,13 @@ def _batch_like(example: Tensor, size: int, shape: tuple[int, ...] | None) -> Te
     return example.new_empty(shape).copy_(torch.randn(shape, generator=generator))
 
 
-def _time(model: nn.Module, inputs: list[Any]) -> float:
+def one_example(model: nn.Module) -> list[Any]:
+    """A random input of one example, of the shape the plan was made with."""
+    return _inputs(model, state_of(model).plan, 1, None)
+
+
+def time_pass(model: nn.Module, inputs: list[Any]) -> float:
+    """Milliseconds of one forward pass."""
     on_gpu = any(isinstance(x, Tensor) and x.is_cuda for x in inputs)
     if on_gpu:
         torch.cuda.synchronize()

@@ -7,7 +7,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from time import monotonic
 from typing import TypeVar
@@ -19,11 +19,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from anywidth.errors import AnywidthError
+from anywidth.measuring.heartbeat import nothing, shown, speaking
 
 Item = TypeVar("Item")
 
-_SECONDS_BETWEEN_LINES = 10
+_SECONDS_BETWEEN_LINES = 5
 _UPDATES_IN_THE_PACE = 100
+_CENTURY = 100 * 365 * 86_400.0
 
 
 class TrainingProgress:
@@ -43,6 +45,7 @@ class TrainingProgress:
         self._console = console
         self._images_per_step = images_per_step
         self._fields: dict[str, str] = {}
+        self._speaking = ExitStack()
         self._started = monotonic()
         self._recent = deque([(self._started, start)], maxlen=_UPDATES_IN_THE_PACE)
 
@@ -88,10 +91,12 @@ class TrainingProgress:
 
 
 class _Lines(TrainingProgress):
-    """One line every ten seconds and at every tenth of the work, for logs."""
+    """A line at every tenth of the work and every few seconds, even if no step ends, for logs."""
 
     def _start(self) -> None:
         self._line_time, self._line_step = monotonic(), self.step
+        self._file = self._console.file  # now, because a converter may be made quiet while it runs
+        self._speaking.enter_context(speaking(self._print))
 
     def _show(self) -> None:
         waited = monotonic() - self._line_time >= _SECONDS_BETWEEN_LINES
@@ -99,6 +104,7 @@ class _Lines(TrainingProgress):
             self._print()
 
     def _finish(self) -> None:
+        self._speaking.close()
         if self.step != self._line_step:
             self._print()
 
@@ -106,13 +112,14 @@ class _Lines(TrainingProgress):
         return step * 10 // self.total if self.total else 0
 
     def _print(self) -> None:
+        shown()
         self._line_time, self._line_step = monotonic(), self.step
         done = str(self.step)
         if self.total:
             done += f"/{self.total} ({self.step / self.total:.0%})"
         times = self._pace(), self._elapsed(), self._left()
         line = _joined(f"{self.description} {done}", self._values(), *times)
-        print(line, file=self._console.file, flush=True)
+        print(line, file=self._file, flush=True)
 
 
 class _Bar(TrainingProgress):
@@ -135,6 +142,7 @@ class _Bar(TrainingProgress):
             get_renderable=self._render,
         )
         self._live.start()
+        self._speaking.enter_context(speaking(nothing()))
 
     def _render(self) -> Group:
         pace = _joined(self._pace(), self._elapsed(), self._left())
@@ -144,6 +152,7 @@ class _Bar(TrainingProgress):
         return Group(self._progress.get_renderable(), *below)
 
     def _finish(self) -> None:
+        self._speaking.close()
         self._live.stop()
 
 
@@ -219,6 +228,8 @@ def _filled(pairs: Iterable[str], columns: int) -> list[str]:
 
 
 def _clock(seconds: float) -> str:
+    if not seconds < _CENTURY:
+        return "over 100 years"
     return str(timedelta(seconds=max(0, round(seconds))))
 
 

@@ -20,13 +20,15 @@ def tracked_if_shown(items: Iterable[Item], description: str, shown: bool) -> It
 
 
 @contextlib.contextmanager
-def progress_if_possible(description: str, *, shown: bool = True) -> Iterator[Callable[..., None]]:
+def progress_if_possible(
+    description: str, total: int | None = None, *, shown: bool = True
+) -> Iterator[Callable[..., None]]:
     """A function to call with the number of steps done and with what to show beside it."""
     if shown:
         with contextlib.suppress(ImportError):
             from anywidth.measuring.progress import training_progress
 
-            with training_progress(None, description=description) as progress:
+            with training_progress(total, description=description) as progress:
                 yield progress.update
             return
     yield lambda done, **fields: None

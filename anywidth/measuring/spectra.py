@@ -14,9 +14,21 @@ import torch
 from torch import nn
 
 from anywidth.errors import AnywidthError
-from anywidth.measuring.cost import latency, macs, parameter_count
+from anywidth.json_values import (
+    any_number,
+    listed,
+    mapped,
+    number,
+    optional,
+    record,
+    row,
+    text,
+    whole,
+)
+from anywidth.measuring.cost import macs, parameter_count
+from anywidth.measuring.deployed_latency import Latencies, deployed_latencies
 from anywidth.measuring.shown_progress import tracked_if_shown
-from anywidth.modes import evaluating
+from anywidth.planning.modes import evaluating
 from anywidth.slimming.convert import at_width
 from anywidth.slimming.norm_statistics import norm_records
 from anywidth.slimming.state import state_of
@@ -58,6 +70,7 @@ class SpectrumPoint:
         parameters: number of parameters at this width.
         metrics: returned by `evaluate`, e.g. `{"top1_error": 8.1, "loss": 0.31}`.
         latency_ms: of a forward pass of one example, see `spectrum`; None if not measured.
+        latency_range: its fastest and its median pass, in milliseconds.
     """
 
     width: float | None
@@ -66,6 +79,7 @@ class SpectrumPoint:
     parameters: int
     metrics: dict[str, float]
     latency_ms: float | None = None
+    latency_range: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,12 +91,19 @@ class Spectrum:
         points: the widths, in the order they were given.
         kind: "us", "s", "i" or "control"; decides how a plot draws it.
         described: name of a metric → how it is shown. Files do not keep it.
+        latency_by: what ran the network for the latency: "onnxruntime" or "PyTorch"; None if it was
+            not measured, and in files of older versions.
+        latency_on: the device that ran it, and its number of threads; None like `latency_by`.
+        measured_on: the data of the metrics, such as "2,000 test images of CIFAR-10".
     """
 
     name: str
     points: tuple[SpectrumPoint, ...]
     kind: str = "us"
     described: Mapping[str, Metric] = field(default_factory=dict, compare=False)
+    latency_by: str | None = None
+    latency_on: str | None = None
+    measured_on: str = ""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -132,11 +153,24 @@ class Spectrum:
         known = [point.width for point in self.points if point.width is not None]
         raise AnywidthError(f"width {width!r} is not in the spectrum {self.name!r}: it has {known}")
 
+    @property
+    def latency_label(self) -> str:
+        """The heading of the latency, which says what ran the network."""
+        return f"{self.latency_by or 'latency'}, ms"
+
+    @property
+    def title(self) -> str:
+        """The name of the network and of the data it was measured on."""
+        return f"{self.name}, {self.measured_on}" if self.measured_on else self.name
+
     def to_json(self) -> dict[str, Any]:
         return {
             "version": _VERSION,
             "name": self.name,
             "kind": self.kind,
+            "latency_by": self.latency_by,
+            "latency_on": self.latency_on,
+            "measured_on": self.measured_on,
             "points": [
                 {
                     "width": point.width,
@@ -145,6 +179,7 @@ class Spectrum:
                     "parameters": point.parameters,
                     "metrics": dict(point.metrics),
                     "latency_ms": point.latency_ms,
+                    "latency_range": point.latency_range,
                 }
                 for point in self.points
             ],
@@ -156,13 +191,23 @@ class Spectrum:
         if version != _VERSION:
             raise AnywidthError(f"spectrum of version {version!r}: expected version {_VERSION}")
         try:
-            points = tuple(_point(dict(point)) for point in data["points"])
-            return Spectrum(str(data["name"]), points, data["kind"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+            found = _SPECTRUM(data, "")
+        except AnywidthError as error:
             raise AnywidthError(
-                f"damaged spectrum ({reason}); write it again with to_json()"
+                f"damaged spectrum ({error}); write it again with to_json()"
             ) from error
+        points = tuple(
+            SpectrumPoint(**{**point, "channels": ChannelConfig.from_json(point["channels"])})
+            for point in found["points"]
+        )
+        return Spectrum(
+            found["name"],
+            points,
+            found["kind"],
+            latency_by=found["latency_by"],
+            latency_on=found["latency_on"],
+            measured_on=found["measured_on"],
+        )
 
     def to_csv(self, path: str | Path) -> None:
         """Write one row per width: width, macs, parameters, the metrics, latency_ms.
@@ -171,26 +216,39 @@ class Spectrum:
         """
         from anywidth.files import write_atomically
 
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
+        table = io.StringIO()
+        writer = csv.writer(table, lineterminator="\n")
         writer.writerow([*_COST_COLUMNS, *self.metrics, "latency_ms"])
         for point in self.points:
             values = [point.metrics.get(name) for name in self.metrics]
             writer.writerow([point.width, point.macs, point.parameters, *values, point.latency_ms])
-        write_atomically(path, text.getvalue().encode())
+        write_atomically(path, table.getvalue().encode())
 
 
-def _point(data: dict[str, Any]) -> SpectrumPoint:
-    """A point of `Spectrum.to_json`; raises if an entry is not a number."""
-    width, latency = data["width"], data["latency_ms"]
-    return SpectrumPoint(
-        None if width is None else float(width),
-        ChannelConfig.from_json(data["channels"]),
-        int(data["macs"]),
-        int(data["parameters"]),
-        {str(name): float(value) for name, value in data["metrics"].items()},
-        None if latency is None else float(latency),
-    )
+_POINT = record(
+    {
+        "width": optional(number),
+        "channels": mapped(whole(1)),
+        "macs": whole(0),
+        "parameters": whole(0),
+        "metrics": mapped(any_number),
+        "latency_ms": optional(number),
+        "latency_range": optional(row(number, number)),
+    },
+    {"latency_range": None},  # files of older versions lack it
+)
+_SPECTRUM = record(
+    {
+        "version": whole(_VERSION, _VERSION),
+        "name": text,
+        "kind": text,
+        "latency_by": optional(text),
+        "latency_on": optional(text),
+        "measured_on": text,
+        "points": listed(_POINT),
+    },
+    {"latency_by": None, "latency_on": None, "measured_on": ""},
+)
 
 
 def spectrum(
@@ -216,9 +274,11 @@ def spectrum(
         widths: fractions of the full width, or configurations.
         name: the label in plots and tables.
         kind: "us", "s", "i" or "control"; decides how a plot draws it.
-        measure_latency: also time a forward pass of one example at each width. On a CPU this is
-            the extracted network with folded norms, as one would ship it; on a GPU the sliced
-            network, because cuDNN prepares every new shape for up to a second.
+        measure_latency: also time forward passes of one example: the widths take turns, and the
+            mean of the fastest third is the latency. On a CPU this is
+            the network with folded norms, as one would ship it: in onnxruntime if the packages
+            anywidth-runtime and onnx are installed, else in PyTorch. On a GPU it is the sliced
+            network in PyTorch, because cuDNN prepares every new shape for up to a second.
         progress: show the progress, if rich is installed.
 
     Example:
@@ -232,7 +292,8 @@ def spectrum(
         )
     widths = width_list(widths, "spectrum")
     state = state_of(model)
-    measured: dict[ChannelConfig, tuple[dict[str, float], float | None]] = {}
+    measured: dict[ChannelConfig, dict[str, float]] = {}
+    timed: Latencies | None = None
     with evaluating(model), torch.no_grad():
         check_statistics(model, widths)
         # The widest first, so that the remaining time is not underestimated.
@@ -241,17 +302,22 @@ def spectrum(
         for config in tracked_if_shown(order, "evaluating widths", progress):
             model.eval()  # `evaluate` may have changed it
             with at_width(model, configs[config]):
-                metrics = numbers_by_name(evaluate(model))
-                time = _latency(model, config) if measure_latency else None
-            measured[config] = metrics, time
+                measured[config] = numbers_by_name(evaluate(model))
+        if measure_latency:
+            model.eval()
+            timed = deployed_latencies(model, order, progress)
     points = []
     for width in widths:
         config = state.resolve(width)
-        metrics, time = measured[config]
         uniform = None if isinstance(width, ChannelConfig) else float(width)
         costs = macs(model, config), parameter_count(model, config)
-        points.append(SpectrumPoint(uniform, config, *costs, dict(metrics), time))
-    return Spectrum(name, tuple(points), kind)
+        times: tuple[Any, ...] = ()
+        if timed is not None:
+            time = timed.timings[config]
+            times = time.milliseconds, (time.fastest, time.median)
+        points.append(SpectrumPoint(uniform, config, *costs, dict(measured[config]), *times))
+    found = Spectrum(name, tuple(points), kind)
+    return found if timed is None else replace(found, latency_by=timed.by, latency_on=timed.on)
 
 
 def joined(spectra: Iterable[Spectrum]) -> list[Spectrum]:
@@ -273,13 +339,17 @@ def values_at(spectrum: Spectrum, width: float, metric: str) -> list[float]:
 
 
 def standard_error(point: SpectrumPoint, metric: str) -> float:
-    """The standard error of a metric over games or seeds; 0 if it is not known."""
+    """The standard error of a metric over images or games; 0 if it is not known."""
     return point.metrics.get(metric + STANDARD_ERROR, 0.0)
 
 
-def _latency(model: nn.Module, config: ChannelConfig) -> float:
-    on_gpu = any(parameter.is_cuda for parameter in model.parameters())
-    return latency(model, config, fold=not on_gpu).median
+def standard_error_of_share(share: float, count: float) -> float:
+    """The binomial standard error of a share of `count` examples, both in percent.
+
+    One example of each kind is added, so that a share of 0 % is not certain.
+    """
+    likely = (share / 100 * count + 1) / (count + 2)
+    return 100 * math.sqrt(likely * (1 - likely) / count)
 
 
 def check_statistics(model: nn.Module, widths: Sequence[Width]) -> None:

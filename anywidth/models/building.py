@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from anywidth.errors import AnywidthError
+from anywidth.width import round_channels
 
 
 def conv_norm(
@@ -44,12 +45,17 @@ def initialize(model: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
 
 
+def multiplied(channels: int, multiplier: float) -> int:
+    """Published channels times a width multiplier, in multiples of 8 as in the MobileNet papers."""
+    if not 0 < multiplier <= 1:
+        raise AnywidthError(f"multiplier={multiplier!r}: expected above 0, at most 1")
+    return channels if multiplier == 1 else round_channels(channels * multiplier, 8)
+
+
 def strides_of(total_stride: int, strides: Sequence[int] | None) -> tuple[int, ...]:
     """The strides of the five layers that halve the image in the published network.
 
-    Args:
-        total_stride: 32, 16 or 8; below 32 the first strides become 1.
-        strides: all five strides, instead of `total_stride`.
+    With a `total_stride` of 16 or 8 instead of 32, the first strides become 1.
     """
     known = {32: (2, 2, 2, 2, 2), 16: (2, 1, 2, 2, 2), 8: (1, 1, 2, 2, 2)}
     if strides is None:

@@ -6,19 +6,22 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from anywidth.models.building import conv_norm, initialize, strides_of
+from anywidth.models.building import conv_norm, initialize, multiplied, strides_of
 
 # (output channels, blocks) of the five stages after the stem.
 STAGES = ((64, 1), (128, 2), (256, 2), (512, 6), (1024, 2))
 
 
 class MobileNetV1(nn.Module):
-    def __init__(self, num_classes: int, in_channels: int, strides: Sequence[int]) -> None:
+    def __init__(
+        self, num_classes: int, in_channels: int, strides: Sequence[int], multiplier: float = 1.0
+    ) -> None:
         super().__init__()
         stem, *later = strides
-        layers: list[nn.Module] = [conv_norm(in_channels, 32, 3, stem)]
-        channels = 32
-        for (out, blocks), stride in zip(STAGES, (1, *later), strict=True):
+        channels = multiplied(32, multiplier)
+        layers: list[nn.Module] = [conv_norm(in_channels, channels, 3, stem)]
+        for (published, blocks), stride in zip(STAGES, (1, *later), strict=True):
+            out = multiplied(published, multiplier)
             for block in range(blocks):
                 step = stride if block == 0 else 1
                 layers.append(
@@ -42,6 +45,7 @@ def mobilenet_v1(
     in_channels: int = 3,
     total_stride: int = 32,
     strides: Sequence[int] | None = None,
+    multiplier: float = 1.0,
 ) -> MobileNetV1:
     """MobileNet v1 as published: 569 M multiply-adds at 224 px.
 
@@ -52,5 +56,6 @@ def mobilenet_v1(
             (the first strides become 1) for small images, such as 8 for CIFAR's 32 px.
         strides: instead, the strides of the stem and of the stages with 128, 256, 512 and 1024
             channels, 1 or 2 each.
+        multiplier: share of the published channels that the network has at width 1.0.
     """
-    return MobileNetV1(num_classes, in_channels, strides_of(total_stride, strides))
+    return MobileNetV1(num_classes, in_channels, strides_of(total_stride, strides), multiplier)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from anywidth.models.building import conv_norm, initialize, strides_of
+from anywidth.models.building import conv_norm, initialize, multiplied, strides_of
 
 if TYPE_CHECKING:
     from anywidth.planning.groups import Plan
@@ -43,13 +43,16 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    def __init__(self, num_classes: int, in_channels: int, strides: Sequence[int]) -> None:
+    def __init__(
+        self, num_classes: int, in_channels: int, strides: Sequence[int], multiplier: float = 1.0
+    ) -> None:
         super().__init__()
         stem, *later = strides
-        layers: list[nn.Module] = [conv_norm(in_channels, 32, 3, stem, activation=nn.ReLU6)]
-        channels = 32
-        for expansion, out, blocks, published in STAGES:
-            stride = later.pop(0) if published == 2 else 1
+        channels = multiplied(32, multiplier)
+        layers: list[nn.Module] = [conv_norm(in_channels, channels, 3, stem, activation=nn.ReLU6)]
+        for expansion, published, blocks, halves in STAGES:
+            out = multiplied(published, multiplier)
+            stride = later.pop(0) if halves == 2 else 1
             for block in range(blocks):
                 step = stride if block == 0 else 1
                 layers.append(InvertedResidual(channels, out, step, expansion))
@@ -79,6 +82,7 @@ def mobilenet_v2(
     in_channels: int = 3,
     total_stride: int = 32,
     strides: Sequence[int] | None = None,
+    multiplier: float = 1.0,
 ) -> MobileNetV2:
     """MobileNet v2 as published: 301 M multiply-adds at 224 px.
 
@@ -89,5 +93,7 @@ def mobilenet_v2(
             (the first strides become 1) for small images, such as 8 for CIFAR's 32 px.
         strides: instead, the strides of the stem and of the stages with 24, 32, 64 and 160
             channels, 1 or 2 each.
+        multiplier: share of the published channels that the network has at width 1.0; the last
+            layer keeps its 1280 channels.
     """
-    return MobileNetV2(num_classes, in_channels, strides_of(total_stride, strides))
+    return MobileNetV2(num_classes, in_channels, strides_of(total_stride, strides), multiplier)

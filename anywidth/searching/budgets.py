@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from anywidth.errors import AnywidthError
 from anywidth.measuring.cost import parameter_count
 from anywidth.planning.groups import Plan
+from anywidth.searching.choices import Cost
 from anywidth.searching.latency_table import LatencyTable
-from anywidth.width import ChannelConfig, is_number
+from anywidth.width import is_number
 
 CostKind = Literal["macs", "parameters", "milliseconds"]
-Cost = Callable[[ChannelConfig], float]
 
 _FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "ms": 1.0, "s": 1e3, "us": 1e-3}
 _TIMES = ("ms", "s", "us")
@@ -64,15 +63,15 @@ class Budget:
         return shown_cost(self.kind, self.amount)
 
 
-def shown_cost(kind: CostKind, amount: float) -> str:
+def shown_cost(kind: CostKind, amount: float, digits: int | None = None) -> str:
     """A cost as tables show it: `150M multiply-adds`, `5 ms`."""
     if kind == "milliseconds":
-        return f"{amount:.3g} ms"
+        return f"{amount:.{digits or 3}g} ms"
     word = "multiply-adds" if kind == "macs" else "parameters"
     for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if amount >= factor:
-            return f"{amount / factor:.4g}{unit} {word}"
-    return f"{amount:.4g} {word}"
+            return f"{amount / factor:.{digits or 4}g}{unit} {word}"
+    return f"{amount:.{digits or 4}g} {word}"
 
 
 def cost_of(kind: CostKind, plan: Plan, latencies: LatencyTable | None) -> Cost:
@@ -94,7 +93,7 @@ def check_reachable(budget: Budget, cheapest: float, dearest: float) -> None:
     """A clear error for a budget below the narrowest network or above the widest."""
     if budget.amount < cheapest:
         raise AnywidthError(
-            f"a budget of {budget}: the narrowest network costs "
+            f"a budget of {budget}: even the narrowest network costs "
             f"{shown_cost(budget.kind, cheapest)}; allow that much, or train with a lower bound"
         )
     if budget.amount > dearest:

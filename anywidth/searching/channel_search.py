@@ -5,31 +5,28 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from torch import nn
 
 from anywidth.errors import AnywidthError
-from anywidth.measuring.cost import latency
 from anywidth.measuring.shown_progress import progress_if_possible
-from anywidth.searching.budgets import Budget, Cost, check_reachable, cost_of, shown_cost
-from anywidth.searching.choices import Choices
+from anywidth.searching.budgets import Budget, check_reachable, cost_of, shown_cost
+from anywidth.searching.choices import Choices, Cost
 from anywidth.searching.evolution import evolve
-from anywidth.searching.found import Found, Judged, SearchResult
+from anywidth.searching.finalists import Finalists, spread_uniform, uniform_within
+from anywidth.searching.found import Judged, SearchResult
 from anywidth.searching.greedy import fill, slim
 from anywidth.searching.judging import Evaluate, Judge
 from anywidth.searching.latency_table import LatencyTable
-from anywidth.seeds import derive_seed
+from anywidth.searching.stopping import stops_together
 from anywidth.slimming.state import state_of
+from anywidth.training.seeds import derive_seed
 from anywidth.width import ChannelConfig, is_number, whole_number
 
 Method = Literal["greedy", "evolution"]
-# Configurations per budget that are calibrated and judged exactly.
-_FINALISTS = 4
-# A finalist may be this much slower than foretold.
-_LATE = 1.05
-_TURNS = 3
 
 
 def search(
@@ -69,7 +66,8 @@ def search(
         metric: the metric to search by; the first one if not given. Lower is better if it is
             called an error or a loss, else higher. A loss is smoother than an error and guides
             better.
-        latencies: a table from `measure_latencies`, for budgets in milliseconds.
+        latencies: a table from `measure_latencies`, for budgets in milliseconds. With a table of
+            another device, finalists are not timed, and the table's predictions count.
         share: how much of a group one greedy step takes.
         population: configurations per generation of evolution.
         generations: of evolution.
@@ -88,36 +86,65 @@ def search(
     if not choices.counts:
         raise AnywidthError("search(): no group of this network can be narrowed; see print(plan)")
     cost = cost_of(budgets[0].kind, plan, latencies)
+    cheapest = choices.narrowest if latencies is None else choices.cheapest(cost)
     for one in budgets:
-        check_reachable(one, cost(choices.narrowest), cost(choices.widest))
-    judge = Judge(model, evaluate, calibration, metric, None if notes is None else Path(notes))
-    front: list[ChannelConfig] = []
-    tried: dict[Budget, list[ChannelConfig]] = {one: [] for one in budgets}
-    is_complete = False
-    with (
-        progress_if_possible("searching", shown=progress) as report,
-        contextlib.suppress(KeyboardInterrupt),
-        contextlib.closing(judge),
-    ):
-        for config in slim(choices, judge, cost, min(one.amount for one in budgets), share):
-            front.append(config)
-            report(judge.passes, cost=shown_cost(budgets[0].kind, cost(config)),
-                   **{judge.metric: judge.value(config)})  # fmt: skip
-        for one in budgets:
-            tried[one] = _refined(choices, judge, cost, one.amount, front)
-            if method == "evolution":
-                chance = random.Random(derive_seed("search", seed, int(one.amount)))
-                seeds = [*tried[one], _uniform(choices, cost, one.amount)]
-                for config in evolve(choices, judge, cost, one.amount, seeds, population,
-                                     generations, chance):  # fmt: skip
-                    tried[one].append(config)
-                    best = min(tried[one], key=judge.score)
-                    report(judge.passes, budget=str(one), **{judge.metric: judge.value(best)})
-        is_complete = True
-    found = tuple(_best(model, one, tried[one], choices, cost, judge) for one in budgets)
-    judge.close()
-    path = tuple(Judged(c, cost(c), {judge.metric: judge.value(c)}) for c in front)
-    return SearchResult(judge.metric, budgets[0].kind, found, path, judge.passes, is_complete)
+        check_reachable(one, cost(cheapest), cost(choices.widest))
+    notes = None if notes is None else Path(notes)
+    with stops_together() as is_stopped:
+        judge = Judge(model, evaluate, calibration, metric, notes, is_stopped)
+        way = _Way({one: [] for one in budgets})
+        with (
+            progress_if_possible("searching", shown=progress) as report,
+            contextlib.suppress(KeyboardInterrupt),
+            contextlib.closing(judge),
+        ):
+            for config in slim(choices, judge, cost, min(one.amount for one in budgets), share):
+                way.front.append(config)
+                report(judge.passes, cost=shown_cost(budgets[0].kind, cost(config)),
+                       **{judge.metric: judge.value(config)})  # fmt: skip
+            spread = spread_uniform(plan, cost, cost(way.front[-1]))
+            judge.judge_all(spread)
+            way.uniform = spread
+            for one in budgets:
+                way.tried[one] = _refined(choices, judge, cost, one.amount, way.front)
+                if method == "evolution":
+                    chance = random.Random(derive_seed("search", seed, int(one.amount)))
+                    seeds = [*way.tried[one], uniform_within(plan, cost, one.amount)]
+                    for config in evolve(choices, judge, cost, one.amount, seeds, population,
+                                         generations, chance):  # fmt: skip
+                        way.tried[one].append(config)
+                        best = min(way.tried[one], key=judge.score)
+                        report(judge.passes, budget=str(one), **{judge.metric: judge.value(best)})
+            way.is_complete = True
+        finalists = Finalists(judge, cost, latencies)
+        try:
+            found = finalists.best(way.known())
+        except KeyboardInterrupt:  # little is left to do, and it is the answer
+            way.is_complete = False
+            found = finalists.best(way.known())
+        judge.close()
+        path, spectrum = (
+            tuple(Judged(c, cost(c), {judge.metric: judge.value(c)}) for c in configs)
+            for configs in (way.front, way.uniform)
+        )
+        return SearchResult(
+            judge.metric, budgets[0].kind, found, path, spectrum, judge.passes, way.is_complete,
+            finalists.load,
+        )  # fmt: skip
+
+
+@dataclass
+class _Way:
+    """The configurations that a search has come past, as far as it got."""
+
+    tried: dict[Budget, list[ChannelConfig]]
+    front: list[ChannelConfig] = field(default_factory=list)
+    uniform: list[ChannelConfig] = field(default_factory=list)
+    is_complete: bool = False
+
+    def known(self) -> dict[Budget, list[ChannelConfig]]:
+        """Per budget, all that may be good for it."""
+        return {budget: [*tried, *self.front] for budget, tried in self.tried.items()}
 
 
 def _refined(
@@ -128,43 +155,6 @@ def _refined(
     if within is None:
         return []
     return [fill(choices, judge, cost, within, target), within]
-
-
-def _best(
-    model: nn.Module,
-    budget: Budget,
-    tried: Sequence[ChannelConfig],
-    choices: Choices,
-    cost: Cost,
-    judge: Judge,
-) -> Found:
-    """The best of the finalists and the uniform width, all judged exactly."""
-    uniform = _uniform(choices, cost, budget.amount)
-    ranked = sorted(dict.fromkeys(tried), key=judge.score)[:_FINALISTS]
-    finalists = dict.fromkeys([uniform, *ranked])
-    if budget.kind == "milliseconds":
-        measured = _measured(model, list(finalists))
-        most = max(budget.amount * _LATE, measured[uniform])
-        finalists = {c: None for c in finalists if measured[c] <= most}
-        cost = measured.__getitem__
-    best = min(finalists, key=judge.exact_score)
-    judge.prepare(best)
-    return Found(
-        budget,
-        *(Judged(config, cost(config), judge.exact(config)) for config in (best, uniform)),
-    )
-
-
-def _measured(model: nn.Module, configs: Sequence[ChannelConfig]) -> dict[ChannelConfig, float]:
-    """Milliseconds of the extracted networks; they take turns, and each one's fastest counts."""
-    turns = [{c: latency(model, c, fold=True).fastest for c in configs} for _ in range(_TURNS)]
-    return {config: min(turn[config] for turn in turns) for config in configs}
-
-
-def _uniform(choices: Choices, cost: Cost, target: float) -> ChannelConfig:
-    """The dearest uniform width within the budget."""
-    within = [config for config in choices.plan.lattice() if cost(config) <= target]
-    return max(within, key=cost, default=choices.narrowest)
 
 
 def _checked(

@@ -11,6 +11,10 @@ from anywidth.planning.groups import Plan
 from anywidth.planning.parts import ChannelGroup
 from anywidth.width import ChannelConfig
 
+Cost = Callable[[ChannelConfig], float]
+# Counts that one step wider looks at.
+_AHEAD = 8
+
 
 class Choices:
     """Every elastic group with the channel counts that its width range and divisor allow."""
@@ -27,6 +31,13 @@ class Choices:
     def narrowest(self) -> ChannelConfig:
         return self.config({name: counts[0] for name, counts in self.counts.items()})
 
+    def cheapest(self, cost: Cost) -> ChannelConfig:
+        """The configuration that costs least: the narrowest, unless a wider group is faster."""
+        found = self.narrowest
+        for name, counts in self.counts.items():
+            found = min((self._with(found, name, one) for one in counts), key=cost)
+        return found
+
     def config(self, counts: Mapping[str, int]) -> ChannelConfig:
         """The configuration with these counts; groups tied to others follow them."""
         channels = {name: group.channels for name, group in self.plan.groups.items()}
@@ -42,21 +53,39 @@ class Choices:
         """The counts of a configuration that may be chosen freely."""
         return {name: config[name] for name in self.counts}
 
-    def narrower(self, config: ChannelConfig, name: str, share: float) -> ChannelConfig | None:
-        """`config` with one group narrower by about `share` of its channels; None at its end."""
+    def narrower(
+        self, config: ChannelConfig, name: str, share: float, cost: Cost
+    ) -> ChannelConfig | None:
+        """`config` with one group narrower by about `share` of its channels; None at its end.
+
+        The latency may rise from one count to the next narrower one. So the step goes on until the
+        cost is lower, and the answer is the widest network that costs no more than the step.
+        """
         counts = self.counts[name]
         place = bisect.bisect_left(counts, config[name])
         if place == 0:
             return None
         wanted = config[name] - max(1, share * self.plan.groups[name].channels)
         lower = bisect.bisect_right(counts, math.ceil(wanted)) - 1
-        return self._with(config, name, counts[min(max(lower, 0), place - 1)])
+        first = min(max(lower, 0), place - 1)
+        here = cost(config)
+        for start in range(first, -1, -1):
+            step = self._with(config, name, counts[start])
+            most = cost(step)
+            if most < here:
+                wider = (self._with(config, name, one) for one in counts[place - 1 : start : -1])
+                return next((one for one in wider if cost(one) <= most), step)
+        return None
 
-    def wider(self, config: ChannelConfig, name: str) -> ChannelConfig | None:
-        """`config` with one group one count wider; None if it is at its widest."""
+    def wider(
+        self, config: ChannelConfig, name: str, cost: Cost, target: float
+    ) -> ChannelConfig | None:
+        """`config` with one group as wide as the target allows, a few counts wider at most."""
         counts = self.counts[name]
         place = bisect.bisect_right(counts, config[name])
-        return self._with(config, name, counts[place]) if place < len(counts) else None
+        ahead = counts[place : place + _AHEAD]
+        wider = (self._with(config, name, count) for count in reversed(ahead))
+        return next((one for one in wider if cost(one) <= target), None)
 
     def mutated(self, config: ChannelConfig, rate: float, chance: random.Random) -> ChannelConfig:
         """A copy in which every group has a new count with probability `rate`, one at least."""
@@ -72,21 +101,21 @@ class Choices:
         return self.config({name: chance.choice((one[name], other[name])) for name in self.counts})
 
     def fitted(
-        self,
-        config: ChannelConfig,
-        cost: Callable[[ChannelConfig], float],
-        target: float,
-        chance: random.Random,
+        self, config: ChannelConfig, cost: Cost, target: float, chance: random.Random
     ) -> ChannelConfig:
-        """Random groups one count narrower until it fits, or wider as long as it fits."""
+        """Random groups one step narrower until it fits, or wider as long as it fits.
+
+        The cheapest configuration must fit.
+        """
         names = list(self.counts)
         while cost(config) > target:
             narrower = (
-                self.narrower(config, name, 0.0) for name in chance.sample(names, len(names))
+                self.narrower(config, name, 0.0, cost) for name in chance.sample(names, len(names))
             )
-            config = next(one for one in narrower if one is not None)
+            found = next((one for one in narrower if one is not None), None)
+            config = self.cheapest(cost) if found is None else found
         for name in chance.sample(names, len(names)):
-            while (one := self.wider(config, name)) is not None and cost(one) <= target:
+            while (one := self.wider(config, name, cost, target)) is not None:
                 config = one
         return config
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from anywidth.searching.budgets import Cost
-from anywidth.searching.choices import Choices
+from anywidth.searching.choices import Choices, Cost
 from anywidth.searching.judging import Judge
 from anywidth.width import ChannelConfig
 

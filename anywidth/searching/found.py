@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from anywidth.errors import AnywidthError
+from anywidth.json_values import any_number, flag, listed, mapped, number, record, text, whole
 from anywidth.searching.budgets import Budget, CostKind
 from anywidth.width import ChannelConfig
 
@@ -30,11 +31,13 @@ class Found:
         budget: the most it may cost.
         best: the configuration, calibrated and judged exactly.
         uniform: the widest uniform width within the budget, judged in the same way.
+        is_measured: whether the costs are milliseconds that were measured, not predicted.
     """
 
     budget: Budget
     best: Judged
     uniform: Judged
+    is_measured: bool = False
 
     @property
     def is_uniform(self) -> bool:
@@ -52,16 +55,21 @@ class SearchResult:
         found: one entry per budget, in the order they were given.
         front: the configurations that greedy slimming passed, the widest first, with their metric
             by batch statistics.
+        uniform: uniform widths of these costs, judged in the same way, the narrowest first.
         passes: how many configurations were evaluated.
         is_complete: false if the search was interrupted.
+        load: how many times as long networks took when the finalists were measured as when the
+            latency table was. All costs are in the table's milliseconds.
     """
 
     metric: str
     kind: CostKind
     found: tuple[Found, ...]
     front: tuple[Judged, ...]
+    uniform: tuple[Judged, ...]
     passes: int
     is_complete: bool = True
+    load: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -73,40 +81,60 @@ class SearchResult:
                     "budget": one.budget.amount,
                     "best": _judged_to_json(one.best),
                     "uniform": _judged_to_json(one.uniform),
+                    "is_measured": one.is_measured,
                 }
                 for one in self.found
             ],
             "front": [_judged_to_json(one) for one in self.front],
+            "uniform": [_judged_to_json(one) for one in self.uniform],
             "passes": self.passes,
             "is_complete": self.is_complete,
+            "load": self.load,
         }
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> SearchResult:
         try:
-            if data["version"] != _VERSION:
-                raise ValueError(f"version {data['version']!r}")
-            found = tuple(
-                Found(
-                    Budget(data["kind"], float(one["budget"])),
-                    _judged(one["best"]),
-                    _judged(one["uniform"]),
-                )
-                for one in data["found"]
-            )
-            front = tuple(_judged(one) for one in data["front"])
-            return SearchResult(
-                str(data["metric"]), data["kind"], found, front, int(data["passes"]),
-                bool(data["is_complete"]),
-            )  # fmt: skip
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            fields = _RESULT(data, "")
+        except AnywidthError as error:
             raise AnywidthError(f"not the result of a search ({error})") from error
+        del fields["version"], fields["about"]
+        kind = fields["kind"]
+        found = tuple(
+            Found(Budget(kind, one["budget"]), one["best"], one["uniform"], one["is_measured"])
+            for one in fields["found"]
+        )
+        lists = {name: tuple(fields[name]) for name in ("front", "uniform")}
+        return SearchResult(**{**fields, **lists, "found": found})
 
 
 def _judged_to_json(one: Judged) -> dict[str, Any]:
     return {**asdict(one), "channels": one.channels.to_json()}
 
 
-def _judged(data: Mapping[str, Any]) -> Judged:
-    metrics = {str(name): float(value) for name, value in data["metrics"].items()}
-    return Judged(ChannelConfig.from_json(data["channels"]), float(data["cost"]), metrics)
+_JUDGED = record({"channels": mapped(whole(1)), "cost": number, "metrics": mapped(any_number)})
+
+
+def _judged(value: Any, at: str) -> Judged:
+    fields = _JUDGED(value, at)
+    return Judged(**{**fields, "channels": ChannelConfig.from_json(fields["channels"])})
+
+
+_RESULT = record(
+    {
+        "version": whole(_VERSION, _VERSION),
+        "metric": text,
+        "kind": text,
+        "found": listed(
+            record({"budget": number, "best": _judged, "uniform": _judged, "is_measured": flag})
+        ),
+        "front": listed(_judged),
+        "uniform": listed(_judged),
+        "passes": whole(0),
+        "is_complete": flag,
+        "load": number,
+        "about": lambda value, at: value,
+    },
+    # What a program notes beside it, such as the run that was searched.
+    {"about": None, "load": 1.0},
+)

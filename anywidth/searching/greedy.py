@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from anywidth.searching.budgets import Cost
-from anywidth.searching.choices import Choices
+from anywidth.searching.choices import Choices, Cost
 from anywidth.searching.judging import Judge
 from anywidth.width import ChannelConfig
 
@@ -28,7 +27,7 @@ def slim(
         moves = {
             name: move
             for name in choices.counts
-            if (move := choices.narrower(here, name, share)) and cost(move) < cost(here)
+            if (move := choices.narrower(here, name, share, cost)) is not None
         }
         if not moves:
             return
@@ -60,10 +59,10 @@ def _cheapest(
 def fill(
     choices: Choices, judge: Judge, cost: Cost, config: ChannelConfig, target: float
 ) -> ChannelConfig:
-    """Spends what the last step of slimming has left of the budget, one count at a time."""
+    """Spends what the last step of slimming has left of the budget, one group at a time."""
     for _ in range(_FILLS):
-        wider = [choices.wider(config, name) for name in choices.counts]
-        within = [one for one in wider if one is not None and cost(one) <= target]
+        wider = [choices.wider(config, name, cost, target) for name in choices.counts]
+        within = [one for one in wider if one is not None]
         judge.judge_all(within)
         best = min(within, key=judge.score, default=None)
         if best is None or judge.score(best) >= judge.score(config):

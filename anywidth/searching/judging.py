@@ -1,4 +1,4 @@
-"""How good a configuration is: judged quickly by batch statistics, exactly after calibration."""
+"""How good a configuration is: quickly by batch statistics, or exactly after calibration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -16,22 +16,27 @@ from torch import nn
 from anywidth.distributed import gathered, rank, world_size
 from anywidth.errors import AnywidthError
 from anywidth.measuring.spectra import numbers_by_name, undescribed
-from anywidth.modes import evaluating
+from anywidth.planning.modes import evaluating
 from anywidth.slimming.convert import at_width
-from anywidth.slimming.norm_statistics import batch_statistics
+from anywidth.slimming.norm_statistics import batch_statistics, norm_records
 from anywidth.slimming.state import state_of
 from anywidth.training.calibration import calibrate
 from anywidth.width import ChannelConfig
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
+Kind = Literal["batch", "exact"]
+"""The statistics that norms use."""
 _SECONDS_BETWEEN_WRITES = 5.0
 
 
 class Judge:
     """Evaluates configurations of one network and remembers the answers, also in a file.
 
-    A search asks the same questions in the same order, so one that was killed gets the answers
-    from the file and goes on where it was.
+    A search asks the same questions in the same order. So if it was killed, it gets the answers
+    from the file and continues where it was.
+
+    Ranks share the work and all get the same answers. Each must ask the same questions in the same
+    order. An interrupt of one rank raises KeyboardInterrupt in all of them at the same question.
     """
 
     def __init__(
@@ -41,14 +46,16 @@ class Judge:
         calibration: Iterable[Any] | None,
         metric: str | None,
         notes: Path | None,
+        is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self.model = model
         self._evaluate = evaluate
         self._calibration = calibration
         self._wanted = metric
         self._notes = notes
+        self._is_stopped = is_stopped
         self._known: dict[str, dict[str, float]] = {}
-        self._written = time.monotonic()
+        self._written = -math.inf
         self._network = network_fingerprint(model) if notes is not None else ""
         self.passes = 0
         if notes is not None and notes.exists():
@@ -58,16 +65,18 @@ class Judge:
         """The main metric by batch statistics; lower is better."""
         return self._lower(self._judged("batch", config))
 
-    def judge_all(self, configs: Sequence[ChannelConfig]) -> None:
-        """Judges several configurations by batch statistics; ranks share them out."""
+    def judge_all(self, configs: Sequence[ChannelConfig], kind: Kind = "batch") -> None:
+        """Judges the configurations that are not known yet; ranks share them out."""
+        new = [one for one in dict.fromkeys(configs) if _key(kind, one) not in self._known]
         if world_size() == 1:
-            return  # `score` judges each when it is asked for
-        new = [
-            config for config in dict.fromkeys(configs) if _key("batch", config) not in self._known
-        ]
-        mine = {_key("batch", c): self._judged("batch", c) for c in new[rank() :: world_size()]}
-        for known in gathered(mine):
-            self._known.update(known)
+            for config in new:
+                self._note({_key(kind, config): self._measured(kind, config)})
+        elif new:
+            mine = {_key(kind, c): self._measured(kind, c) for c in new[rank() :: world_size()]}
+            answers = gathered((mine, self._is_stopped()))
+            self._note({key: found for known, _ in answers for key, found in known.items()})
+            if any(is_stopped for _, is_stopped in answers):
+                raise KeyboardInterrupt
 
     def value(self, config: ChannelConfig) -> float:
         """The main metric by batch statistics, as `evaluate` gives it."""
@@ -82,19 +91,20 @@ class Judge:
 
     def prepare(self, config: ChannelConfig) -> None:
         """Calibrates a configuration, so that it can be used after the search."""
-        if self._calibration is not None:
+        if self._calibration is not None and norm_records(self.model):
             calibrate(self.model, self._calibration, [config])
 
-    def _judged(self, kind: str, config: ChannelConfig) -> dict[str, float]:
-        key = _key(kind, config)
-        if key not in self._known:
-            self._known[key] = self._measured(kind, config)
-            self.passes += 1
-            if time.monotonic() - self._written > _SECONDS_BETWEEN_WRITES:
-                self.close()
-        return self._known[key]
+    def _judged(self, kind: Kind, config: ChannelConfig) -> dict[str, float]:
+        self.judge_all([config], kind)
+        return self._known[_key(kind, config)]
 
-    def _measured(self, kind: str, config: ChannelConfig) -> dict[str, float]:
+    def _note(self, answers: Mapping[str, dict[str, float]]) -> None:
+        self._known.update(answers)
+        self.passes += len(answers)
+        if time.monotonic() - self._written > _SECONDS_BETWEEN_WRITES:
+            self.close()
+
+    def _measured(self, kind: Kind, config: ChannelConfig) -> dict[str, float]:
         by_batch = kind == "batch" or self._calibration is None
         if not by_batch:
             self.prepare(config)
@@ -127,7 +137,7 @@ class Judge:
     def close(self) -> None:
         """Writes all answers to the file, if there is one."""
         self._written = time.monotonic()
-        if self._notes is not None:
+        if self._notes is not None and rank() == 0:
             from anywidth.files import write_json
 
             write_json(self._notes, {"network": self._network, "known": self._known})
@@ -142,17 +152,40 @@ class Judge:
                 "a new search"
             )
         try:
-            self._known = {
+            known = {
                 str(key): {str(name): float(value) for name, value in metrics.items()}
                 for key, metrics in data["known"].items()
             }
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise AnywidthError(
                 f"{notes}: damaged notes of a search ({error}); remove the file to start again"
             ) from error
+        self._check_same_judge(known, notes)
+        self._known = known
+
+    def _check_same_judge(self, known: Mapping[str, Mapping[str, float]], notes: Path) -> None:
+        """Judges the widest network again: other images would not give the same numbers."""
+        widest = state_of(self.model).plan.widest
+        before = known.get(_key("batch", widest))
+        if before is None:
+            return
+        now = self._measured("batch", widest)
+        on_cpu = all(parameter.device.type == "cpu" for parameter in self.model.parameters())
+        far = 1e-4 if on_cpu else 2e-2  # a GPU's sums vary from run to run
+        is_same = now.keys() == before.keys() and all(
+            math.isclose(now[name], value, rel_tol=far, abs_tol=1e-6)
+            or (math.isnan(now[name]) and math.isnan(value))
+            for name, value in before.items()
+        )
+        if not is_same:
+            raise AnywidthError(
+                f"{notes}: these are notes of a search that judged by other data: the widest "
+                f"network had {dict(before)} then and has {now} now; remove the file to start a "
+                "new search"
+            )
 
 
-def _key(kind: str, config: ChannelConfig) -> str:
+def _key(kind: Kind, config: ChannelConfig) -> str:
     return f"{kind} {json.dumps(config.to_json(), sort_keys=True)}"
 
 

@@ -1,38 +1,40 @@
-"""Latency of any configuration on one device, foretold from a table of its layers.
+"""The latency of any configuration on one device, predicted from a table of its layers.
 
-Every convolution and linear layer is timed inside a few extracted networks of random widths. Its
-time is then a + b·inputs + c·outputs + d·inputs·outputs, fitted per layer; what is left of a whole
-pass (activations, pooling, Python) is fitted to the number of channels.
+A few networks of very different widths are timed whole, as they are deployed: a runtime merges
+layers, so the times of single layers do not add up. What a channel and a multiply-add of each
+layer take is then fitted to these times.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import random
 import statistics
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from anywidth.distributed import device_name
 from anywidth.errors import AnywidthError
-from anywidth.measuring.shown_progress import tracked_if_shown
-from anywidth.modes import evaluating
-from anywidth.planning.example_inputs import example_inputs
+from anywidth.measuring.deployed_latency import RUNTIME, deployed_latencies, runs_in_runtime
 from anywidth.planning.groups import Plan
-from anywidth.slimming.extraction import extract_quietly
+from anywidth.searching.latency_fit import (
+    BLOCKS,
+    Terms,
+    best_block,
+    fit,
+    layer_terms,
+    predicted,
+)
+from anywidth.searching.probes import PROBES, network_key, probe_configs, probe_number
 from anywidth.slimming.state import state_of
-from anywidth.width import ChannelConfig
+from anywidth.width import ChannelConfig, whole_number
 
-_VERSION = 1
-_Terms = tuple[float, ...]
+_VERSION = 3
+_FEWEST = 8
 
 
 @dataclass(frozen=True)
@@ -40,252 +42,187 @@ class LatencyTable:
     """Milliseconds of one forward pass of one example, for any configuration of one network.
 
     Args:
-        device: the device it was measured on.
+        device: the device it was measured on, and what ran the network there.
         network: tells the network it was measured with from others.
-        layers: the fitted terms of each layer.
-        remainder: the fitted terms of everything that is no layer.
-        error: median relative error over configurations that took no part in fitting.
+        constant: milliseconds that every configuration takes.
+        block: a layer whose numbers of channels are no multiples of this is slower; 1 if all
+            numbers are alike.
+        layers: per layer, the milliseconds of a channel that it makes and of a multiply-add, and
+            what is added to both if it is not in blocks.
+        error: median relative error over networks that took no part in fitting.
     """
 
     device: str
     network: str
-    layers: dict[str, _Terms]
-    remainder: _Terms
+    constant: float
+    block: int
+    layers: dict[str, Terms]
     error: float
     _plan: Plan
 
     def predict(self, config: ChannelConfig) -> float:
         """Milliseconds at a configuration."""
-        layers = sum(
-            max(0.0, _dot(terms, _layer_features(self._plan, name, config)))
-            for name, terms in self.layers.items()
-        )
-        rest = _dot(self.remainder, _network_features(self._plan, config))
-        return max(layers + rest, 1e-6)
+        terms = layer_terms(self._plan, config, self.block)
+        return predicted(self.constant, self.layers, terms)
+
+    def is_of(self, model: nn.Module) -> bool:
+        """Whether it was measured on the device that a network is on."""
+        return self.device in latency_devices(model)
 
     def check_plan(self, plan: Plan) -> None:
         """A clear error if the table was measured with another network."""
         if network_key(plan) != self.network:
             raise AnywidthError(
-                "the latency table was measured with another network (or another input shape); "
-                "measure this one with anywidth.measure_latencies(model)"
+                "this latency table was measured with another network, other widths or another "
+                "input shape; measure this network: anywidth.measure_latencies(model), or "
+                "`anywidth search` without --latencies"
             )
 
     def save(self, path: str | Path) -> None:
         """Writes the table as JSON."""
         from anywidth.files import write_json
 
-        data = {name: getattr(self, name) for name in ("device", "network", "layers", "remainder",
-                                                       "error")}  # fmt: skip
+        names = ("device", "network", "constant", "block", "layers", "error")
+        data = {name: getattr(self, name) for name in names}
         write_json(Path(path), {"version": _VERSION, **data})
 
     @staticmethod
-    def load(path: str | Path, model: nn.Module) -> LatencyTable:
-        """Reads a table; it must be of this network and of the device the network is on."""
+    def load(path: str | Path, model: nn.Module, *, other_device: bool = False) -> LatencyTable:
+        """Reads a table, or the times of probes that `anywidth_runtime` measured.
+
+        Args:
+            path: what `save` wrote, or `NAME.anywidth.latency.json`.
+            model: the network that it must have been measured with.
+            other_device: allow a table of another device than the one this network is on.
+        """
         from anywidth.files import read_json
 
         path, plan = Path(path), state_of(model).plan
         data = read_json(path)
         try:
-            if data["version"] != _VERSION:
-                raise ValueError(f"version {data['version']!r}")
-            layers = {str(name): _terms(terms, 4) for name, terms in data["layers"].items()}
-            table = LatencyTable(
-                str(data["device"]),
-                str(data["network"]),
-                layers,
-                _terms(data["remainder"], 2),
-                float(data["error"]),
-                plan,
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            table = _from_probes(data, plan) if "milliseconds" in data else _from_json(data, plan)
+        except AnywidthError as error:
+            raise AnywidthError(f"{path}: {error}") from error
+        except KeyError as error:
+            raise AnywidthError(f"{path}: not a latency table: it lacks {error}") from error
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise AnywidthError(f"{path}: not a latency table ({error})") from error
-        table.check_plan(plan)
-        here = device_name(_device(model))
-        if table.device != here:
+        if not other_device and not table.is_of(model):
             raise AnywidthError(
-                f"{path}: measured on {table.device!r}, and the network is on {here!r}; measure "
-                "again here with anywidth.measure_latencies(model)"
+                f"{path}: measured on {table.device!r}, and this is {latency_devices(model)[0]!r}; "
+                "measure again here, or, if the network is for that device, allow it with "
+                "other_device=True (--other-device)"
             )
         return table
 
 
 def measure_latencies(
-    model: nn.Module, *, networks: int = 24, passes: int = 8, seed: int = 0, progress: bool = True
+    model: nn.Module, *, networks: int = PROBES, progress: bool = True
 ) -> LatencyTable:
     """Measures a latency table of a converted network on the device it is on.
 
-    The network is not changed. A fifth of the networks that are timed take no part in fitting;
-    they give the table's `error`.
+    The network is not changed. On a CPU, anywidth-runtime runs it if that is installed, as
+    `anywidth.spectrum` does. The table's `error` comes from five fits, each of which leaves out a
+    fifth of the networks.
 
     Args:
         model: a converted network.
-        networks: how many extracted networks of random widths are timed.
-        passes: how often each runs; the fastest third counts.
-        seed: decides which widths are timed.
+        networks: how many networks of very different widths are timed.
         progress: show how far it has come (if rich is installed).
 
     Example:
         >>> table = anywidth.measure_latencies(model)
         >>> table.predict(anywidth.plan_of(model).resolve(0.5))  # milliseconds
     """
-    if networks < 10 or passes < 3:
+    if (whole_number(networks) or 0) < _FEWEST:
         raise AnywidthError(
-            f"measure_latencies(networks={networks!r}, passes={passes!r}): expected at least 10 "
-            "networks and 3 passes"
+            f"measure_latencies(networks={networks!r}): expected a whole number of at least "
+            f"{_FEWEST}"
         )
     plan = state_of(model).plan
-    configs = _profiled(plan, networks, random.Random(seed))
-    inputs = [
-        x[:1] if isinstance(x, Tensor) and x.dim() else x for x in example_inputs(model, plan)
-    ]
-    # The networks take turns, so that what else the machine does falls on all of them.
-    small = [extract_quietly(model, config, fold=True).eval() for config in configs]
-    turns = tracked_if_shown(range(passes), "timing layers", progress)
-    rounds = [_timed_round(small, inputs, plan) for _ in turns]
-    totals = [_fast([one[i][0] for one in rounds[1:]]) for i in range(networks)]
-    layers = [
-        {name: _fast([one[i][1][name] for one in rounds[1:]]) for name in rounds[0][i][1]}
-        for i in range(networks)
-    ]
-    checked = range(4, networks, 5)
-    fitted = [i for i in range(networks) if i not in checked]
-    names = [name for name in plan.outputs if all(name in one for one in layers)]
-    table_layers = {
-        name: _fit(
-            [_layer_features(plan, name, configs[i]) for i in fitted],
-            [layers[i][name] for i in fitted],
+    configs = probe_configs(plan, networks)
+    timed = deployed_latencies(model, configs, progress)
+    return fitted_table(plan, timed.milliseconds, _device_name(model, timed.by == RUNTIME))
+
+
+def latency_devices(model: nn.Module) -> list[str]:
+    """The device that latencies of a network are measured on, by what may run it there."""
+    return [_device_name(model, one) for one in (True, False) if not one or runs_in_runtime(model)]
+
+
+def measured_finalists(
+    model: nn.Module, configs: Sequence[ChannelConfig], table: LatencyTable
+) -> dict[ChannelConfig, float] | None:
+    """Milliseconds, measured as the table was; None if that cannot be done here."""
+    if not table.is_of(model):
+        return None
+    timed = deployed_latencies(model, configs, False)
+    is_alike = _device_name(model, timed.by == RUNTIME) == table.device
+    return timed.milliseconds if is_alike else None
+
+
+def fitted_table(plan: Plan, times: Mapping[ChannelConfig, float], device: str) -> LatencyTable:
+    """A table from the milliseconds of some configurations."""
+    configs = list(times)
+    if len(configs) < _FEWEST or not all(0 < ms < math.inf for ms in times.values()):
+        raise AnywidthError(
+            f"{len(configs)} different networks were timed; a latency table needs at least "
+            f"{_FEWEST}, with times above 0"
         )
-        for name in names
-    }
-    found = LatencyTable(
-        device_name(_device(model)), network_key(plan), table_layers, (0.0, 0.0), math.nan, plan
-    )
-    remainder = _fit(
-        [_network_features(plan, configs[i]) for i in fitted],
-        [totals[i] - found.predict(configs[i]) for i in fitted],
-    )
-    found = LatencyTable(found.device, found.network, table_layers, remainder, math.nan, plan)
-    errors = [abs(found.predict(configs[i]) / totals[i] - 1) for i in checked]
-    return LatencyTable(
-        found.device, found.network, table_layers, remainder, statistics.median(errors), plan
-    )
+    block, errors = best_block(plan, times)
+    constant, layers = fit(plan, times, block)
+    error = statistics.median(errors)
+    return LatencyTable(device, network_key(plan), constant, block, layers, error, plan)
 
 
-def network_key(plan: Plan) -> str:
-    """Tells networks apart whose latencies may differ: their shapes and their input."""
-    shapes = {name: list(shape) for name, shape in plan.shapes.items()}
-    text = json.dumps([shapes, [str(example) for example in plan.example]], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _from_json(data: Mapping[str, Any], plan: Plan) -> LatencyTable:
+    if data["version"] != _VERSION:
+        raise ValueError(f"version {data['version']!r}; expected {_VERSION}")
+    layers = {str(name): _terms(terms) for name, terms in data["layers"].items()}
+    constant, error = (float(data[name]) for name in ("constant", "error"))
+    if not (math.isfinite(constant) and math.isfinite(error)):
+        raise ValueError(f"numbers that are not finite: {constant}, {error}")
+    block = whole_number(data["block"])
+    if block not in BLOCKS:
+        raise ValueError(f"block {data['block']!r}; expected one of {BLOCKS}")
+    device, network = str(data["device"]), str(data["network"])
+    table = LatencyTable(device, network, constant, block, layers, error, plan)
+    table.check_plan(plan)
+    if layers.keys() != layer_terms(plan, plan.full, block).keys():
+        raise ValueError("its layers are not those of the network")
+    return table
 
 
-def _profiled(plan: Plan, count: int, chance: random.Random) -> list[ChannelConfig]:
-    """The two ends, then random widths, uniform and not in turn."""
-    low, high = plan.widths.low, plan.widths.high
-    found = [plan.widest, plan.narrowest]
-    while len(found) < count:
-        if len(found) % 3 == 0:
-            found.append(plan.resolve(chance.uniform(low, high)))
-        else:
-            fractions = {group.name: chance.uniform(low, high) for group in plan.elastic()}
-            found.append(plan.resolve(fractions))
-    return found
+def _from_probes(data: Mapping[str, Any], plan: Plan) -> LatencyTable:
+    """From what `anywidth_runtime measure` keeps beside a file of probes."""
+    numbered = [(*probe_number(name), float(ms)) for name, ms in data["milliseconds"]]
+    if {key for _, key, _ in numbered} != {network_key(plan)}:
+        raise AnywidthError(
+            "these are times of another network, other widths, another input shape or an older "
+            "anywidth; write probes of this network with `anywidth search RUN --probes`"
+        )
+    if not all(0 <= number < 10_000 for number, _, _ in numbered):
+        raise ValueError("a probe whose number is out of range")
+    configs = probe_configs(plan, 1 + max(number for number, _, _ in numbered))
+    times = {configs[number]: ms for number, _, ms in sorted(numbered)}
+    return fitted_table(plan, times, _machine_name(data["machine"]))
 
 
-def _timed_round(
-    networks: Sequence[nn.Module], inputs: list[Any], plan: Plan
-) -> list[tuple[float, dict[str, float]]]:
-    """For each network, the milliseconds of one pass, and of each layer in another pass."""
-    rows = []
-    for network in networks:
-        with evaluating(network), torch.no_grad():
-            total = _milliseconds(lambda network=network: network(*inputs), inputs)
-            rows.append((total, _layer_times(network, inputs, plan)))
-    return rows
+def _terms(values: Sequence[Any]) -> Terms:
+    a, b, c, d = map(float, values)
+    if not all(map(math.isfinite, (a, b, c, d))):
+        raise ValueError(f"four finite numbers expected, not {values!r}")
+    return a, b, c, d
 
 
-def _layer_times(network: nn.Module, inputs: list[Any], plan: Plan) -> dict[str, float]:
-    times: dict[str, float] = {}
-    starts: dict[str, float] = {}
-    hooks = []
-    for name in plan.outputs:
-        layer = network.get_submodule(name)
+def _device_name(model: nn.Module, in_runtime: bool) -> str:
+    if in_runtime:
+        from anywidth_runtime.latency import this_machine
 
-        def before(module: nn.Module, arguments: Any, name: str = name) -> None:
-            _synchronize(inputs)
-            starts[name] = time.perf_counter()
-
-        def after(module: nn.Module, arguments: Any, output: Any, name: str = name) -> None:
-            _synchronize(inputs)
-            spent = 1000 * (time.perf_counter() - starts[name])
-            times[name] = times.get(name, 0.0) + spent
-
-        hooks += [layer.register_forward_pre_hook(before), layer.register_forward_hook(after)]
-    try:
-        network(*inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return times
+        return _machine_name(this_machine(threads=1))
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    return f"{device_name(device)}, PyTorch"
 
 
-def _milliseconds(run: Any, inputs: list[Any]) -> float:
-    _synchronize(inputs)
-    start = time.perf_counter()
-    run()
-    _synchronize(inputs)
-    return 1000 * (time.perf_counter() - start)
-
-
-def _synchronize(inputs: Iterable[Any]) -> None:
-    if any(isinstance(x, Tensor) and x.is_cuda for x in inputs):
-        torch.cuda.synchronize()
-
-
-def _fast(times: Sequence[float]) -> float:
-    """The mean of the fastest third: what the device takes if nothing else runs on it."""
-    best = sorted(times)[: max(1, len(times) // 3)]
-    return statistics.fmean(best)
-
-
-def _fit(features: Sequence[Sequence[float]], values: Sequence[float]) -> _Terms:
-    """Least squares of the relative error, with a light pull towards zero."""
-    x = torch.tensor(features, dtype=torch.float64)
-    y = torch.tensor(values, dtype=torch.float64)
-    weights = 1 / y.abs().clamp(min=float(y.abs().mean()) / 10)
-    scale = x.abs().amax(0).clamp(min=1e-12)
-    weighted = x / scale * weights[:, None]
-    pull = 1e-6 * torch.eye(x.shape[1], dtype=torch.float64)
-    solved = torch.linalg.solve(weighted.T @ weighted + pull, weighted.T @ (y * weights))
-    return tuple((solved / scale).tolist())
-
-
-def _layer_features(plan: Plan, layer: str, config: ChannelConfig) -> tuple[float, ...]:
-    axes = plan.tensors.get(f"{layer}.weight") or (None, None)
-    shape = plan.shapes.get(f"{layer}.weight") or (1, 1)
-    sizes = [
-        float(full if axis is None else plan.axis_size(axis, config))
-        for axis, full in zip(axes[:2], shape[:2], strict=True)
-    ]
-    made, read = sizes if len(sizes) == 2 else (1.0, 1.0)
-    return 1.0, read, made, read * made
-
-
-def _network_features(plan: Plan, config: ChannelConfig) -> tuple[float, ...]:
-    made = sum(plan.axis_size(axis, config) for axis in plan.outputs.values() if axis is not None)
-    return 1.0, float(made)
-
-
-def _dot(terms: Sequence[float], features: Sequence[float]) -> float:
-    return sum(a * b for a, b in zip(terms, features, strict=True))
-
-
-def _terms(values: Any, count: int) -> _Terms:
-    terms = tuple(float(value) for value in values)
-    if len(terms) != count or not all(map(math.isfinite, terms)):
-        raise ValueError(f"{count} finite numbers expected, not {values!r}")
-    return terms
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
+def _machine_name(machine: Mapping[str, Any]) -> str:
+    return f"{machine['processor']}, threads {machine['threads']}, {RUNTIME} {machine[RUNTIME]}"

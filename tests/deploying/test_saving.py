@@ -134,7 +134,7 @@ def convert_otherwise(**options: object) -> nn.Module:
     ("build", "words"),
     [
         (lambda: converted(tiny(num_classes=7)), r"9\.bias"),
-        (lambda: aw.slimmable(tiny_rgb(), example_input=torch.randn(2, 3, 12, 12)), "lacks"),
+        (lambda: aw.slimmable(tiny_rgb(), example_input=torch.randn(2, 3, 12, 12)), "lacking"),
         (lambda: converted(low=0.5), "WidthRange"),
         (lambda: convert_otherwise(pin="0"), "'fixed'"),
         (lambda: convert_otherwise(divisor=8), "'divisor'"),

@@ -236,6 +236,8 @@ class Scaled(nn.Module):
         self.first, self.second = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 4, 1)
 
     def forward(self, x: Tensor, factor: Any) -> Tensor:
+        if isinstance(factor, dict):
+            factor = factor["by"]
         return self.second(self.first(x) * (factor[0] if isinstance(factor, list) else factor))
 
 
@@ -244,12 +246,15 @@ def test_arguments_that_are_no_tensors_are_remembered_or_asked_for() -> None:
     plan = aw.Plan.from_json(json.loads(json.dumps(aw.plan(Scaled(), (x, 3)).to_json())))
     model = aw.slimmable(Scaled(), plan)
     assert aw.latency(model, 0.5, repeats=1).median > 0
-    plan = aw.plan(Scaled(), (x, [torch.ones(1)]))
+    plan = aw.plan(Scaled(), (x, [torch.ones(2, 1, 1, 1)]))
+    plan = aw.Plan.from_json(json.loads(json.dumps(plan.to_json())))
+    assert aw.latency(aw.slimmable(Scaled(), plan), 0.5, repeats=1, batch_size=3).median > 0
+    plan = aw.plan(Scaled(), (x, {"by": torch.ones(1)}))
     aw.slimmable(Scaled(), plan)  # verified with the plan's own example, which a file does not keep
     plan = aw.Plan.from_json(json.loads(json.dumps(plan.to_json())))
     with pytest.raises(aw.AnywidthError, match="argument 2"):
         aw.slimmable(Scaled(), plan)
-    aw.slimmable(Scaled(), plan, example_input=(x, [torch.ones(1)]))
+    aw.slimmable(Scaled(), plan, example_input=(x, {"by": torch.ones(1)}))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -28,7 +29,14 @@ from anywidth.app.tasks.classification.task import TrainedClassifier
 from anywidth.app.tasks.reinforcement.task import TrainedPolicy
 from anywidth.app.tasks.super_resolution.task import TrainedUpscaler
 from anywidth.errors import AnywidthError
-from anywidth.measuring.spectra import Metric, Spectrum, SpectrumPoint, joined, spectrum
+from anywidth.measuring.spectra import (
+    Metric,
+    Spectrum,
+    SpectrumPoint,
+    joined,
+    spectrum,
+    standard_error_of_share,
+)
 from anywidth.measuring.width_lists import parse_widths, spectrum_widths
 from anywidth.width import ChannelConfig
 
@@ -154,6 +162,12 @@ def test_latency_and_progress_where_asked(capsys: pytest.CaptureFixture[str]) ->
     assert all(p.latency_ms is not None and p.latency_ms > 0 for p in result.points)
     shown = capsys.readouterr()
     assert "2/2" in shown.err
+    assert "timing widths" in shown.err
+    assert result.latency_by == "onnxruntime"
+    assert "1 thread" in (result.latency_on or "")
+    for point in result.points:
+        fastest, median = point.latency_range or (0.0, 0.0)
+        assert 0 < fastest <= (point.latency_ms or 0.0) <= median
     assert shown.out == ""
     spectrum(network(), lambda m: {"loss": 1.0}, [0.25], progress=False)
     assert capsys.readouterr().err == ""
@@ -187,8 +201,13 @@ def test_json_gives_back_everything() -> None:
     result = spectrum(
         model, lambda m: {"psnr": 0.1 + 0.2, "x": 3}, [1.0, config], name="é", kind="s"
     )
+    timed = tuple(replace(p, latency_ms=2.0, latency_range=(1.0, 3.0)) for p in result.points)
+    result = replace(
+        result, points=timed, latency_by="PyTorch", latency_on="a CPU", measured_on="9 images"
+    )
     again = Spectrum.from_json(json.loads(json.dumps(result.to_json())))
     assert again == result
+    assert again.title == "é, 9 images"
     assert again.points[1].channels == config
 
 
@@ -213,6 +232,12 @@ def test_csv_has_a_row_a_width(tmp_path: Path) -> None:
         f"0.3,5,7,{0.1 + 0.2!r},1e-09,1.5",
         ",6,8,3.0,,",
     ]
+
+
+def test_the_standard_error_of_a_share_is_binomial_and_never_nothing() -> None:
+    assert standard_error_of_share(15.0, 2000) == pytest.approx(0.8, abs=0.005)
+    assert standard_error_of_share(50.0, 10_000) == pytest.approx(0.5, abs=1e-4)
+    assert 0 < standard_error_of_share(0.0, 10_000) < 0.02
 
 
 def test_best_knows_which_way_is_up() -> None:
@@ -339,6 +364,8 @@ def test_a_deviation_has_the_decimals_of_its_mean() -> None:
     assert format_mean([8.1, 8.2]) == "8.15 ± 0.07"
     assert format_mean([0.25, 0.5]) == "0.3750 ± 0.1768"
     assert format_mean([8.1]) == "8.10"
+    assert format_mean([8.1, float("inf")]) == "inf"
+    assert format_mean([float("inf"), float("nan")]) == "-"
     assert format_mean([0.25, 0.5], Metric("score", 2)) == "0.38 ± 0.18"
 
 

@@ -177,6 +177,53 @@ def test_notes_of_other_weights_are_refused(trained: nn.Module, tmp_path: Path) 
         searched(trained, macs(trained, 0.5), notes=notes)
 
 
+def test_notes_of_another_judge_are_refused(trained: nn.Module, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.json"
+    searched(trained, macs(trained, 0.5), notes=notes)
+
+    def other(model: nn.Module) -> dict[str, float]:
+        images, labels = batch(256, 1001)
+        return {"loss": float(F.cross_entropy(model(images), labels)), "top1_error": 0.0}
+
+    with pytest.raises(aw.AnywidthError, match="other data"):
+        searched(trained, macs(trained, 0.5), notes=notes, evaluate=other)
+
+
+def test_ctrl_c_keeps_a_budget_that_the_front_has_passed(trained: nn.Module) -> None:
+    budgets = macs(trained, 0.5), macs(trained, 0.03)
+    whole = searched(trained, *budgets)
+    calls = 0
+
+    def interrupted(model: nn.Module) -> Mapping[str, float]:
+        nonlocal calls
+        calls += 1
+        if calls == 30:
+            raise KeyboardInterrupt
+        return evaluate(model)
+
+    stopped = searched(trained, *budgets, evaluate=interrupted)
+    assert not stopped.is_complete
+    assert 1 < len(stopped.front) < len(whole.front)
+    assert not stopped.found[0].is_uniform
+    assert stopped.found[0].best.cost <= budgets[0].amount
+    assert stopped.found[1].is_uniform
+
+
+@pytest.mark.parametrize("method", ["greedy", "evolution"])
+def test_the_same_seed_gives_the_same_answer(trained: nn.Module, method: str) -> None:
+    options = {"method": method, "population": 6, "generations": 2, "seed": 3}
+    first, second = (searched(trained, macs(trained, 0.2), **options) for _ in range(2))
+    assert first == second
+
+
+def test_uniform_widths_are_judged_beside_the_front(trained: nn.Module) -> None:
+    result = searched(trained, macs(trained, 0.3))
+    lattice = aw.plan_of(trained).lattice()
+    assert len(result.uniform) > 2
+    assert all(one.channels in lattice for one in result.uniform)
+    assert result.uniform[-1] == result.front[0]
+
+
 def test_results_go_through_json(trained: nn.Module) -> None:
     result = searched(trained, macs(trained, 0.3))
     assert aw.SearchResult.from_json(json.loads(json.dumps(result.to_json()))) == result
@@ -233,7 +280,7 @@ def test_choices_stay_inside_the_range(trained: nn.Module) -> None:
     assert choices.widest == plan.widest
     assert choices.narrowest == plan.narrowest
     config = choices.widest
-    while (narrower := choices.narrower(config, "0.0", 0.3)) is not None:
+    while (narrower := choices.narrower(config, "0.0", 0.3, plan.macs)) is not None:
         plan.check(narrower)
         assert narrower["0.0"] < config["0.0"]
         config = narrower

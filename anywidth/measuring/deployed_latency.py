@@ -1,0 +1,174 @@
+"""How long each width takes where it is deployed: with anywidth-runtime, if that is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from anywidth.distributed import device_name
+from anywidth.measuring.cost import macs, one_example, parameter_count, time_pass
+from anywidth.measuring.shown_progress import progress_if_possible
+from anywidth.measuring.timings import Timing, time_in_turns
+from anywidth.planning.modes import evaluating
+from anywidth.slimming.convert import at_width
+from anywidth.slimming.extraction import extract_quietly
+from anywidth.slimming.norm_statistics import buffers_kept, uncalibrated_allowed
+from anywidth.translating.called_network import described
+from anywidth.translating.onnx_graphs import onnx_graphs
+from anywidth.width import ChannelConfig
+
+RUNTIME, PYTORCH = "onnxruntime", "PyTorch"
+"""What measured a latency."""
+
+_PACKAGES = ("anywidth_runtime", "onnx", "onnxscript")
+# Parameters of extracted networks that are kept together while they take turns.
+_MOST_AT_ONCE = 2**26
+# Timed passes per width: a short pass is disturbed more often, and more of them cost little time.
+_MANY, _FEW, _LARGE = 60, 20, 2e8
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """The time of one example per configuration.
+
+    Args:
+        timings: by configuration.
+        by: what ran the network: "onnxruntime" or "PyTorch".
+        on: the device and its number of threads.
+    """
+
+    timings: dict[ChannelConfig, Timing]
+    by: str
+    on: str
+
+    @property
+    def milliseconds(self) -> dict[ChannelConfig, float]:
+        return {config: timing.milliseconds for config, timing in self.timings.items()}
+
+
+def deployed_latencies(
+    model: nn.Module, configs: Sequence[ChannelConfig], progress: bool
+) -> Latencies:
+    """Time one example per configuration; the configurations take turns.
+
+    On a CPU with the packages installed, `anywidth_runtime` runs the network as a bundle would
+    hold it. Otherwise, and if the network has no ONNX form, PyTorch runs it: on a CPU extracted and
+    with its norms merged, on a GPU sliced.
+    """
+    # Converting a network counts as much as timing it.
+    repeats = _FEW if max((macs(model, one) for one in configs), default=0) > _LARGE else _MANY
+    total = 2 * repeats * len(configs)
+    with progress_if_possible("timing widths", total, shown=progress) as update:
+        done = 0
+
+        def advance(steps: int = 1) -> None:
+            nonlocal done
+            done += steps
+            update(done)
+
+        if runs_in_runtime(model):
+            try:
+                return _timed_by_runtime(model, configs, repeats, advance)
+            except Exception:  # converters have no common class of errors
+                done = 0
+        by_pytorch = _timed_extracted if _is_on_cpu(model) else _timed_sliced
+        timed = by_pytorch(model, configs, repeats, advance)
+    device = next((one.device for one in model.parameters()), torch.device("cpu"))
+    return Latencies(timed, PYTORCH, device_name(device))
+
+
+def runs_in_runtime(model: nn.Module) -> bool:
+    """Whether the packages are here, and the network on a CPU; it may still have no ONNX form."""
+    return _is_on_cpu(model) and all(importlib.util.find_spec(name) for name in _PACKAGES)
+
+
+def _is_on_cpu(model: nn.Module) -> bool:
+    return all(parameter.device.type == "cpu" for parameter in model.parameters())
+
+
+def _timed_by_runtime(
+    model: nn.Module,
+    configs: Sequence[ChannelConfig],
+    repeats: int,
+    advance: Callable[..., None],
+) -> Latencies:
+    from anywidth_runtime.latency import this_machine, time_graphs
+
+    with buffers_kept(model), uncalibrated_allowed(model):
+        deployment = described(
+            model, None, input_names=None, output_names=None, wrap=None, facts=None
+        )
+        feeds = {
+            name: (example[:1] if 0 in free else example).numpy()
+            for name, example, free in zip(
+                deployment.input_names, deployment.examples, deployment.free_axes, strict=True
+            )
+        }
+
+        def graphs() -> Iterator[bytes]:
+            for proto in onnx_graphs(model, configs, deployment):
+                yield bytes(proto.SerializeToString())
+                advance(repeats)
+
+        times = time_graphs(graphs(), feeds, repeats, advance)
+    timings = {c: Timing.of(found) for c, found in zip(configs, times, strict=True)}
+    return Latencies(timings, RUNTIME, f"{this_machine(1)['processor']}, 1 thread")
+
+
+def _timed_extracted(
+    model: nn.Module,
+    configs: Sequence[ChannelConfig],
+    repeats: int,
+    advance: Callable[..., None],
+) -> dict[ChannelConfig, Timing]:
+    """Extracted networks with folded norms; as many as fit into memory take turns."""
+    inputs = one_example(model)
+    timings: dict[ChannelConfig, Timing] = {}
+    with buffers_kept(model), uncalibrated_allowed(model), torch.no_grad():
+        for group in _grouped(model, configs):
+            networks = []
+            for config in group:
+                networks.append(extract_quietly(model, config, fold=True).eval())
+                advance(repeats)
+            passes = [lambda network=network: time_pass(network, inputs) for network in networks]
+            times = time_in_turns(passes, advance, repeats)
+            timings |= {c: Timing.of(found) for c, found in zip(group, times, strict=True)}
+    return timings
+
+
+def _grouped(model: nn.Module, configs: Sequence[ChannelConfig]) -> list[list[ChannelConfig]]:
+    groups: list[list[ChannelConfig]] = [[]]
+    size = 0
+    for config in configs:
+        parameters = parameter_count(model, config)
+        if groups[-1] and size + parameters > _MOST_AT_ONCE:
+            groups.append([])
+            size = 0
+        groups[-1].append(config)
+        size += parameters
+    return groups
+
+
+def _timed_sliced(
+    model: nn.Module,
+    configs: Sequence[ChannelConfig],
+    repeats: int,
+    advance: Callable[..., None],
+) -> dict[ChannelConfig, Timing]:
+    inputs = one_example(model)
+
+    def one_pass(config: ChannelConfig) -> float:
+        with at_width(model, config):
+            return time_pass(model, inputs)
+
+    with evaluating(model), buffers_kept(model), uncalibrated_allowed(model), torch.no_grad():
+        for config in sorted(configs, key=lambda config: macs(model, config)):
+            one_pass(config)  # a GPU prepares every new shape
+            advance(repeats)
+        passes = [lambda config=config: one_pass(config) for config in configs]
+        times = time_in_turns(passes, advance, repeats)
+    return {c: Timing.of(found) for c, found in zip(configs, times, strict=True)}
