@@ -1,5 +1,6 @@
-"""Runs a network at any of its widths from one file, without PyTorch."""
+"""Run a network at any of its widths from one file, without PyTorch."""
 
+from anywidth_runtime import _working_folder  # noqa: F401 - before all others
 from anywidth_runtime._version import __version__
 from anywidth_runtime.contents import Row, TensorInfo
 from anywidth_runtime.errors import BundleError, RequestError

@@ -1,4 +1,4 @@
-"""A bundle as a file: one safetensors file, mapped into memory, checked before anything is used."""
+"""A bundle on disk: one safetensors file, mapped into memory and checked before it is used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import safetensors.numpy
 
 from anywidth_runtime.contents import Contents, read_contents
 from anywidth_runtime.errors import BundleError
-from anywidth_runtime.onnx_graphs import read_placeholders
+from anywidth_runtime.harmless_graphs import read_placeholders
 from anywidth_runtime.pieces import Piece, read_pieces
 
 _LENGTH_BYTES = 8
@@ -46,14 +46,14 @@ class Variant:
 
     @property
     def memory(self) -> int:
-        """Bytes that the weights of one session take."""
+        """The bytes of the weights of one session."""
         cut = sum(math.prod(p.shape) * p.weight.dtype.itemsize for p in self.pieces.values())
         return cut + len(self.graph)
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a file holds; arrays are views of the mapped file."""
+    """The contents of a file; arrays are views of the mapped file."""
 
     path: Path
     checksum: str
@@ -67,11 +67,9 @@ class Bundle:
 
 
 def read_bundle(path: str | os.PathLike[str], verified: bool = True) -> Bundle:
-    """Maps a bundle and checks all of it; `BundleError` says in one sentence what is wrong.
+    """Map a bundle and check all of it; the `BundleError` says in one sentence what is wrong.
 
-    Args:
-        path: the file.
-        verified: compare its content with its checksum, which reads all of it once.
+    With `verified`, its content is compared with its checksum, which reads all of it once.
     """
     path = Path(path)
     try:
@@ -83,6 +81,8 @@ def read_bundle(path: str | os.PathLike[str], verified: bool = True) -> Bundle:
 
 
 def _read(path: Path, verified: bool) -> Bundle:
+    if path.exists() and not path.is_file():  # opening a pipe waits until somebody writes to it
+        raise BundleError("a folder, a pipe or a device, not a file")
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size <= _LENGTH_BYTES:
@@ -93,7 +93,7 @@ def _read(path: Path, verified: bool) -> Bundle:
     seal, text = _read_metadata(header.pop("__metadata__", None))
     tensors = {name: _array(name, entry, data[start:]) for name, entry in header.items()}
     if verified and seal != _checksum(tensors, text):
-        raise BundleError("damaged: its content does not fit its checksum; copy it again")
+        raise BundleError("damaged: its content does not match its checksum; copy it again")
     contents = read_contents(text)
     weights = {
         name.removeprefix("weight/"): array
@@ -102,7 +102,7 @@ def _read(path: Path, verified: bool) -> Bundle:
     }
     count = len(set(contents.variants))
     if set(contents.variants) != set(range(count)) or len(tensors) != len(weights) + 3 * count:
-        raise BundleError("its widths and its graphs are not the same")
+        raise BundleError("its list of widths does not match its graphs")
     variants = [_variant(index, tensors, weights) for index in range(count)]
     _check_order(contents, variants)
     return Bundle(path, seal, contents, tuple(variants))
@@ -111,7 +111,7 @@ def _read(path: Path, verified: bool) -> Bundle:
 def encode_bundle(tensors: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
     """The bytes of a bundle; the same for the same content."""
     text = json.dumps(about)
-    # safetensors keeps several metadata in a random order, so this is one.
+    # One entry, because safetensors writes several metadata entries in a random order.
     metadata = {_FORMAT: f"{VERSION} {_checksum(tensors, text)} {text}"}
     return safetensors.numpy.save(dict(tensors), metadata=metadata)
 
@@ -124,7 +124,7 @@ def _read_header(data: memoryview) -> tuple[dict[str, Any], int]:
     if length > _MOST_HEADER:
         raise BundleError(f"a header of {length} bytes; expected at most {_MOST_HEADER}")
     if start > len(data):
-        raise BundleError(f"cut off: {len(data)} bytes are there and the header ends at {start}")
+        raise BundleError(f"cut off: the file has {len(data)} bytes and its header ends at {start}")
     try:
         header: dict[str, Any] = json.loads(bytes(data[_LENGTH_BYTES:start]))
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"]
@@ -138,7 +138,7 @@ def _read_header(data: memoryview) -> tuple[dict[str, Any], int]:
 
 
 def _check_layout(path: Path) -> None:
-    """Offsets, shapes and types: safetensors refuses what overlaps, has gaps or does not fit."""
+    """Check offsets, shapes and types; safetensors refuses overlaps, gaps and wrong sizes."""
     try:
         with safetensors.safe_open(path, framework="numpy"):
             pass
@@ -150,7 +150,9 @@ def _read_metadata(metadata: Any) -> tuple[str, str]:
     """The checksum, and the description as text."""
     kept = metadata.get(_FORMAT) if isinstance(metadata, dict) else None
     if not isinstance(kept, str):
-        raise BundleError("a safetensors file that is no bundle; anywidth.export_bundle writes one")
+        raise BundleError(
+            "a safetensors file, but not a bundle; write one with anywidth.export_bundle"
+        )
     version, _, rest = kept.partition(" ")
     if version != VERSION:
         raise BundleError(f"version {version[:20]} of the format; this runtime reads {VERSION}")
@@ -169,7 +171,7 @@ def _checksum(tensors: Mapping[str, np.ndarray], text: str) -> str:
 def _array(name: str, entry: dict[str, Any], data: memoryview) -> np.ndarray:
     dtype = _DTYPES.get(entry["dtype"])
     if dtype is None:
-        raise BundleError(f"{name[:60]!r} is of type {entry['dtype']}, which no bundle holds")
+        raise BundleError(f"{name[:60]!r} is of type {entry['dtype']}, which a bundle never has")
     begin, end = entry["data_offsets"]
     return np.frombuffer(data[begin:end], dtype).reshape(entry["shape"])
 
@@ -187,7 +189,7 @@ def _variant(index: int, tensors: dict[str, np.ndarray], weights: dict[str, np.n
 
 
 def _check_order(contents: Contents, variants: list[Variant]) -> None:
-    """Refuse a table that lies: a wider width has no fewer weights, and a graph has one cost."""
+    """Refuse an impossible table: a wider width has at least as many weights, a graph one cost."""
     pairs = list(zip(contents.rows, contents.variants, strict=True))
     costs = {variant: row.macs for row, variant in pairs}
     if any(row.macs != costs[variant] for row, variant in pairs):

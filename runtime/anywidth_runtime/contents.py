@@ -1,4 +1,4 @@
-"""What a bundle says of itself: inputs and outputs, its widths and what they cost."""
+"""The description inside a bundle: inputs, outputs, widths and their costs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class TensorInfo:
     """An input or output of the network.
 
     Args:
-        name: as the file calls it.
+        name: its name in the file.
         dtype: numpy's name, such as "float32".
-        shape: a number per axis, or the name of one whose size may differ from call to call.
-        example: the shape that latency is measured with; for an output, empty.
+        shape: a number per axis, or a name for an axis whose size may differ between calls.
+        example: the shape that latency is measured with; empty for an output.
     """
 
     name: str
@@ -43,9 +43,9 @@ class Row:
     Args:
         width: the fraction of the full width, or the name of a nonuniform configuration.
         macs: multiply-adds of one example.
-        parameters: of the network that the width leaves.
-        metrics: what was measured of the network at this width, by name.
-        accuracy: the main one of them, larger is better; None if it was not measured.
+        parameters: number of parameters at this width.
+        metrics: name → value measured at this width.
+        accuracy: the main metric, larger is better; None if it was not measured.
         latency_ms: median milliseconds of one call; None if it was not measured.
     """
 
@@ -61,8 +61,8 @@ class Row:
 class Contents:
     """The text part of a bundle, checked.
 
-    `rows` go from the narrowest to the widest; `variants[i]` is the graph that row i runs.
-    `machine` says where the rows' latency was measured.
+    `rows` go from the narrowest to the widest width; `variants[i]` is the graph of row i. `machine`
+    is the machine on which the latency in the rows was measured.
     """
 
     inputs: tuple[TensorInfo, ...]
@@ -78,7 +78,7 @@ class Contents:
 
 
 def read_contents(text: str) -> Contents:
-    """Checks what a bundle says of itself; raises `BundleError` with the reason alone."""
+    """Check the description of a bundle; raises a `BundleError` that gives only the reason."""
     try:
         about = json.loads(text)
         inputs = tuple(_tensor_info(one) for one in about["inputs"])
@@ -124,7 +124,7 @@ def _check_names(contents: Contents) -> None:
                 raise BundleError(f"it has the {kind} {str(name)[:40]} twice")
             seen.add(name)
     if any(a.macs > b.macs for a, b in itertools.pairwise(rows)):
-        raise BundleError("its widths do not go from the cheapest to the dearest")
+        raise BundleError("its widths are not sorted by cost")
 
 
 def _tensor_info(data: Any) -> TensorInfo:
@@ -141,10 +141,13 @@ def _tensor_info(data: Any) -> TensorInfo:
 
 
 def fits(sizes: tuple[int, ...], shape: tuple[int | str, ...]) -> bool:
-    """Whether an array's sizes are those of a shape whose named axes may have any size."""
-    return len(sizes) == len(shape) and all(
-        isinstance(axis, str) or axis == size for axis, size in zip(shape, sizes, strict=True)
-    )
+    """Whether the sizes of an array fit a shape; named axes may have any size."""
+    if len(sizes) != len(shape):
+        return False
+    for size, axis in zip(sizes, shape, strict=True):
+        if size != axis and type(axis) is int:
+            return False
+    return True
 
 
 def _row(data: Any) -> Row:

@@ -1,4 +1,4 @@
-"""The two errors a user of the runtime has to know."""
+"""The two errors of the runtime."""
 
 
 class BundleError(ValueError):

@@ -1,4 +1,4 @@
-"""Chooses a width for every request, so that all of them are answered in time."""
+"""Choose a width for every request, so that all are answered in time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from anywidth_runtime.errors import RequestError
+from anywidth_runtime.governor_arrivals import Arrivals
 from anywidth_runtime.governor_latencies import Latencies, Width
 from anywidth_runtime.governor_limits import Ceiling, Steadiness
 from anywidth_runtime.governor_menu import Choice, make_menu
 from anywidth_runtime.governor_queue import Waiting
 from anywidth_runtime.network import Network
 
-# Of the time that a request has left, no more than this is set aside for surprises.
+# The largest share of the remaining time of a request that is reserved for slow runs.
 _LARGEST_RESERVE = 0.25
 
 
@@ -26,44 +27,50 @@ class Decision(NamedTuple):
 
 
 class Policy(Protocol):
-    """What a scheduler asks: which width next, and how long the shortest run takes."""
+    """The interface that a scheduler uses to choose widths."""
+
+    def arrived(self, request: Waiting, now: float) -> None:
+        """Record that a request came."""
 
     def decide(self, queue: Sequence[Waiting], now: float) -> Decision:
-        """What to run next, of a queue that is not empty and in the order of deadlines."""
+        """Choose what to run next from a queue that is not empty and sorted by deadline."""
 
     def shortest(self, request: Waiting) -> float:
-        """The least seconds in which a request can be answered."""
+        """The shortest time, in seconds, in which a request can be answered."""
 
     def note(
         self, width: Width, seconds: float, *, size: float = 1.0, overhead: float = 0.0
     ) -> None:
-        """Learns how long a run at a width took, on requests of this size together.
+        """Record how long a run took at a width, for requests of this total size.
 
-        `overhead` is what passed between this run and the one before it.
+        `overhead` is the time between this run and the previous one.
         """
 
 
 class Governor:
     """The widest width at which every queued request still meets its own deadline.
 
-    Requests are served by the earliest deadline. If the k-th of them is due in s seconds, a width
-    that takes t serves all of them in time if k * t <= s for every k. Of the widths that do, the
-    widest is taken, for one request; then the question is asked again, with what has arrived
-    since. Requests of several images, and larger ones, count for more than one.
+    The request with the earliest deadline is served first. If the k-th request is due in s seconds,
+    a width that takes t serves all requests in time if k * t <= s for every k. The widest such
+    width is used for one request. Then the choice is made again, including requests that arrived
+    meanwhile. Requests with several images, or with larger ones, count as more than one.
 
-    Latencies are corrected by what was just measured, and a reserve covers runs that take longer
+    While others wait, requests that are still to come count too (`Arrivals`): a burst is short at
+    first, and a width that just serves its first requests leaves no time for the others.
+
+    Latencies follow the measured times of past runs, and a reserve covers runs that take longer
     than expected (`Latencies`).
 
     Args:
         choices: widths with their milliseconds and, if known, accuracies.
         least_width: never run narrower than this.
         least_accuracy: never run less accurate than this.
-        ceiling: allows narrower widths only while a meter reads above its limit. The floor wins.
-        hysteresis: take a wider width only if this share of its time is left over, so that
-            pictures of a video do not flicker. 0.1 suits video; 0 is best for single requests.
-        hold_ms: and only if wider widths have fitted for this long.
-        overhead_ms: what passes between the end of a run and the answer at the client.
-        workers: how many runs go on at once.
+        ceiling: limits the width while a meter reads above its limit; `least_width` still holds.
+        hysteresis: switch to a wider width only if this share of its time is to spare, so that a
+            video does not flicker. 0.1 suits video; 0 is best for single requests.
+        hold_ms: switch to a wider width only if wider widths have fitted for this long.
+        overhead_ms: time from the end of a run until the client has the answer.
+        workers: number of runs at the same time.
 
     Example:
         governor = Governor.of(net)
@@ -91,12 +98,13 @@ class Governor:
             raise RequestError(f"overhead_ms={overhead_ms!r}: expected milliseconds, not below 0")
         offered = list(choices)
         self.menu = make_menu(offered, least_width=least_width, least_accuracy=least_accuracy)
-        # Requests may insist on widths that the menu leaves out.
+        # Requests may ask for widths that are not on the menu.
         self.latencies = Latencies({one.width: one.milliseconds for one in offered})
         self._ceiling = ceiling
         self._steadiness = Steadiness(hysteresis, hold_ms)
         self._overhead = overhead_ms / 1000
         self._workers = workers
+        self._arrivals = Arrivals()
 
     @classmethod
     def of(cls, network: Network, **settings: Any) -> Governor:
@@ -114,17 +122,23 @@ class Governor:
         rows = [row for row in network.table if row.latency_ms is not None]
         return cls([Choice(r.width, r.latency_ms or 0.0, r.accuracy) for r in rows], **settings)
 
+    def arrived(self, request: Waiting, now: float) -> None:
+        self._arrivals.note(request.size, request.deadline - now, now)
+
     def decide(self, queue: Sequence[Waiting], now: float) -> Decision:
-        """The width for the first request of a queue that is in the order of deadlines."""
+        """The width for the first request of a queue sorted by deadline."""
         asked = queue[0].width
         if asked is not None:
             return Decision(asked)
         if queue[0].is_late:
             return Decision(self.menu[0].width)
-        return Decision(self._widest_within(self._room(queue, now), now))
+        room = self._room(queue, now)
+        if len(queue) > 1:
+            room = min(room, self._room_with_more(queue, now))
+        return Decision(self._widest_within(room, now))
 
     def width_for(self, milliseconds: float, now: float | None = None) -> Width:
-        """The widest width for a single request that is due in so many milliseconds."""
+        """The widest width for a single request that is due in `milliseconds`."""
         if not milliseconds > 0:
             raise RequestError(f"milliseconds={milliseconds!r}: expected a number above 0")
         start = time.perf_counter() if now is None else now
@@ -140,21 +154,21 @@ class Governor:
         self.latencies.note(width, seconds / size, overhead)
 
     def _room(self, queue: Sequence[Waiting], now: float) -> float:
-        """The seconds that a run may take if all requests are to be in time."""
+        """How many seconds a run may take so that all requests are still in time."""
         start, workers = now + self._overhead, self._workers
         reserve, each, room = self.latencies.reserve, self.latencies.overhead, math.inf
-        # Work up to the present request: seconds whatever the width, and sizes at the one sought.
+        # Work up to this request: seconds that do not depend on the width, and sizes that do.
         fixed, sizes = 0.0, 0.0
         for request in queue:
             size = request.size
             left = request.deadline - start
             if left == math.inf:
-                # Infinity sorts last: nobody behind is in a hurry either.
+                # Infinity sorts last: no later request has a deadline.
                 break
             most = _LARGEST_RESERVE * left
             left -= reserve if reserve < most else most
             if request.width is None:
-                # It begins when what is before it has been shared out among the workers.
+                # It starts when the workers have finished the work before it.
                 left = (left - fixed - each) / (sizes / workers + size)
                 fixed += each / workers
                 sizes += size
@@ -163,12 +177,34 @@ class Governor:
                 left -= fixed + own
                 fixed += own / workers
                 if left <= 0 or not sizes:
-                    # Too late at any width of the others, or there are none before it.
+                    # It is late whatever width the requests before it get, or there are none.
                     continue
                 left /= sizes / workers
             if left < room:
                 room = left
         return room
+
+    def _room_with_more(self, queue: Sequence[Waiting], now: float) -> float:
+        """How many seconds a run may take if more requests come, so that they are in time too.
+
+        They come within the time that requests are usually allowed, and are allowed as long.
+        """
+        seconds, more = 2 * self._arrivals.allowed, self._arrivals.expected(now)
+        if not more:
+            return math.inf
+        fixed, sizes, each = self._overhead + self.latencies.reserve, more, self.latencies.overhead
+        fixed += each * more / self._workers
+        for request in queue:
+            if request.deadline > now + seconds:
+                break
+            if request.width is None:
+                fixed += each / self._workers
+                sizes += request.size
+                continue
+            own = self.latencies.expected(request.width, request.size)
+            if now + own <= request.deadline:
+                fixed += own / self._workers
+        return (seconds - fixed) * self._workers / sizes
 
     def _widest_within(self, room: float, now: float) -> Width:
         count, run = len(self.menu), self.latencies.run

@@ -1,4 +1,4 @@
-"""How long each width takes, kept true while a network serves."""
+"""How long each width takes, updated while a network serves."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Width = float | str
 # The share of the newest measurement in a running mean: of the machine, and of one width.
 _MACHINE_SHARE = 0.1
 _WIDTH_SHARE = 0.02
-# A measurement counts as at most this many times what was expected: one that was interrupted says
-# little about the next.
+# A measurement counts as at most this many times the expected time, because an interrupted run says
+# little about the next one.
 _LARGEST_SURPRISE = 2.0
-# Seconds between two runs that a busy interpreter may take.
+# Seconds between two runs that are normal for a busy interpreter.
 _SLOW_PYTHON = 0.002
 # The reserve covers this share of all runs.
 _COVERED = 0.999
@@ -26,14 +26,14 @@ _RESERVE_STEP = 0.1
 class Latencies:
     """A table of seconds per width, corrected by every run that is noted.
 
-    Four things are learned. A machine that others use slows all widths by about one factor, so
-    that factor follows quickly. What a single width differs by follows slowly. The overhead is
-    what passes between two runs, whatever their width. The reserve is how much longer than
-    expected a run may take: it follows the 0.999 quantile of the surprises, and so covers what a
-    mean does not show, such as a run interrupted by another process.
+    Four values are learned. Other work on the machine slows all widths by about one factor, which
+    adapts quickly. The factor of a single width adapts slowly. The overhead is the time between two
+    runs and does not depend on the width. The reserve is how much longer than expected a run may
+    take: it follows the 0.999 quantile of the excess, which covers events that a mean does not
+    show, such as a run interrupted by another process.
 
     Args:
-        milliseconds: what each width was measured to take.
+        milliseconds: width → measured time.
     """
 
     def __init__(self, milliseconds: Mapping[Width, float]) -> None:
@@ -54,7 +54,7 @@ class Latencies:
         self.reserve = 0.0
 
     def run(self, width: Width) -> float:
-        """Seconds that the next run at a width is expected to take."""
+        """The expected duration of the next run at a width, in seconds."""
         return self._measured[width] * self._bias[width] * self.slowdown
 
     def expected(self, width: Width, size: float = 1.0) -> float:
@@ -62,13 +62,13 @@ class Latencies:
         return self.run(width) * size + self.overhead
 
     def note(self, width: Width, seconds: float, overhead: float = 0.0) -> None:
-        """Learns from a run that just ended, and from what passed before it began."""
+        """Update from a run that has ended, and from the overhead before it."""
         run, expected = self.run(width), self.expected(width)
         surprise = min(max(seconds / run, 1 / _LARGEST_SURPRISE), _LARGEST_SURPRISE)
         self.slowdown *= 1 + _MACHINE_SHARE * (surprise - 1)
         self._bias[width] *= 1 + _WIDTH_SHARE * (surprise - 1)
         is_longer = seconds + overhead > expected + self.reserve
-        # Beyond that it was an interruption, which the reserve is for.
+        # A longer time was an interruption, which the reserve covers.
         self.overhead += _MACHINE_SHARE * (min(overhead, self._most_overhead) - self.overhead)
         # Stochastic approximation of a quantile: up by 0.999 of a step, down by 0.001 of one.
         self.reserve = max(0.0, self.reserve + self._step * (is_longer - (1 - _COVERED)))

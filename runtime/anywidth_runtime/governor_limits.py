@@ -1,4 +1,4 @@
-"""What holds a governor back: heat or energy from above, flicker from below."""
+"""Limits of a governor: heat or energy, and flicker."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _COOL = 0.05
 class Ceiling:
     """Allows narrower widths only while a meter reads above its limit.
 
-    Every `every_ms` the meter is read: above the limit, the widest allowed width goes down by one
-    on the governor's menu; more than 5 % below, up by one.
+    The meter is read every `every_ms`. Above the limit, the widest allowed width goes down by one
+    on the governor's menu; more than 5 % below the limit, it goes up by one.
 
     Args:
-        meter: returns what is to stay below the limit: watts, degrees, joules per minute. It is
-            called between two requests, so it should return at once. A meter that fails counts as
-            one above its limit, because narrower is always safe.
-        limit: the reading that is not to be passed.
-        every_ms: how often to read.
+        meter: returns the value that must stay below the limit, such as watts, degrees or joules
+            per minute. It is called between two requests and should return immediately. If it
+            fails, this counts as above the limit, because a narrower width is always safe.
+        limit: the largest allowed reading.
+        every_ms: milliseconds between two readings.
 
     Example:
         Ceiling(lambda: int(Path("/sys/class/thermal/thermal_zone0/temp").read_text()) / 1000, 80)
@@ -46,7 +46,7 @@ class Ceiling:
         self._is_failing = False
 
     def highest(self, now: float, count: int) -> int:
-        """The last place on a menu of `count` widths that is allowed."""
+        """The last allowed position on a menu of `count` widths."""
         if now >= self._next:
             self._next = now + self._every
             reading = self._read()
@@ -61,7 +61,9 @@ class Ceiling:
             reading = float(self._meter())
         except Exception:
             if not self._is_failing:
-                _log.exception("the governor's meter failed; widths go down until it reads again")
+                _log.exception(
+                    "the governor's meter failed; widths become narrower until it works again"
+                )
             self._is_failing = True
             return math.inf
         self._is_failing = False
@@ -69,16 +71,18 @@ class Ceiling:
 
 
 class Steadiness:
-    """Keeps widths from going back and forth: down at once, up only if there is room to spare.
+    """Prevents flicker: narrower immediately, wider only if there is time to spare.
 
     Args:
-        hysteresis: a wider width is taken if this share of its time is left over.
-        hold_ms: and if wider widths have fitted for this long without a break.
+        hysteresis: share of a wider width's time that must be to spare.
+        hold_ms: how long wider widths must have fitted without interruption.
     """
 
     def __init__(self, hysteresis: float = 0.0, hold_ms: float = 0.0) -> None:
         if not (0 <= hysteresis < math.inf):
-            raise RequestError(f"hysteresis={hysteresis!r}: expected a share such as 0.1, not < 0")
+            raise RequestError(
+                f"hysteresis={hysteresis!r}: expected a share of at least 0, such as 0.1"
+            )
         if not (0 <= hold_ms < math.inf):
             raise RequestError(f"hold_ms={hold_ms!r}: expected milliseconds, not below 0")
         self._hysteresis = hysteresis
@@ -87,11 +91,11 @@ class Steadiness:
         self._fits_since: float | None = None
 
     def settle(self, fits: Callable[[float], int], now: float) -> int:
-        """The place on the menu to take.
+        """The position on the menu to use.
 
         Args:
-            fits: (share to spare) → the last place on the menu whose time fits so.
-            now: the present time in seconds.
+            fits: (share to spare) → the last position on the menu that fits with it.
+            now: the current time in seconds.
         """
         widest = fits(0.0)
         before = self._place

@@ -13,10 +13,10 @@ class Choice:
     """A width on the menu.
 
     Args:
-        width: as `net.run` takes it.
-        milliseconds: how long one run was measured to take.
-        accuracy: how good its answers are, higher is better; None if nobody measured it, and then
-            wider counts as better.
+        width: as for `net.run`.
+        milliseconds: measured time of one run.
+        accuracy: higher is better; None if it was not measured, in which case wider counts as
+            better.
     """
 
     width: float | str
@@ -30,10 +30,10 @@ def make_menu(
     least_width: float | None = None,
     least_accuracy: float | None = None,
 ) -> tuple[Choice, ...]:
-    """The choices worth making, from the fastest to the best.
+    """The useful choices, from the fastest to the best.
 
-    A width that takes as long as a better one is left out: channels that are no multiple of 8 or
-    16 make such widths. The two floors leave out what is too narrow or not accurate enough.
+    A width that takes as long as a better one is left out; this happens with channel counts that
+    are not multiples of 8 or 16. So are widths that are too narrow or not accurate enough.
     """
     offered = list(choices)
     if not offered:
@@ -42,7 +42,7 @@ def make_menu(
     if not allowed:
         raise RequestError(_nothing_left(offered, least_width, least_accuracy))
     has_accuracy = all(one.accuracy is not None for one in allowed)
-    # Equally good: the faster one is reached first, and keeps the others out.
+    # Equally good: the faster one comes first and excludes the others.
     by_quality = sorted(
         allowed,
         key=lambda one: (one.accuracy if has_accuracy else _number(one), -one.milliseconds),
@@ -56,7 +56,7 @@ def make_menu(
 
 
 def _number(choice: Choice) -> float:
-    """What orders widths of unknown accuracy: of named configurations their time must do."""
+    """The order of widths without accuracy; named configurations are ordered by time."""
     return choice.width if isinstance(choice.width, float | int) else choice.milliseconds
 
 

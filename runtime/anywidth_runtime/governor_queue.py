@@ -1,4 +1,4 @@
-"""Requests that wait for a network: the earliest deadline first."""
+"""Requests that wait for a network, the earliest deadline first."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Waiting:
     """One request in a queue.
 
     Args:
-        deadline: when its answer is due, in seconds of the clock that the queue's user reads;
-            infinity if any time will do.
-        width: the width that the request insists on; None leaves it to the governor.
-        size: how much work it is, compared with the example that latencies were measured with:
-            its images times the pixels of each.
-        payload: whatever the queue's user wants back.
+        deadline: when its answer is due, in seconds on the clock of the queue's user; infinity if
+            it has no deadline.
+        width: the width that the request asks for; None if the governor chooses.
+        size: its work relative to the example that latencies were measured with: images times
+            pixels per image.
+        payload: any object of the queue's user.
     """
 
     __slots__ = ("deadline", "is_late", "order", "payload", "size", "width")
@@ -44,10 +44,10 @@ class Waiting:
 
 
 class DeadlineQueue(Sequence[Waiting]):
-    """Requests in the order of their deadlines; equal deadlines in the order of arrival.
+    """Requests sorted by deadline; equal deadlines in the order of arrival.
 
-    A sorted list: with the hundreds of requests that a bounded queue holds, one insertion takes
-    about a microsecond, and a governor reads it from front to back.
+    It is a sorted list: with the hundreds of requests in a bounded queue, an insertion takes about
+    a microsecond, and a governor reads it from front to back.
     """
 
     def __init__(self) -> None:
@@ -57,19 +57,19 @@ class DeadlineQueue(Sequence[Waiting]):
         insort(self._waiting, request)
 
     def take(self, count: int = 1) -> list[Waiting]:
-        """Removes and returns the first requests."""
+        """Remove and return the first requests."""
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
         return taken
 
     def remove(self, request: Waiting) -> bool:
-        """Whether the request was still waiting; it no longer is."""
+        """Remove a request; returns whether it was still waiting."""
         kept = [one for one in self._waiting if one is not request]
         found = len(kept) < len(self._waiting)
         self._waiting = kept
         return found
 
     def put_behind(self, request: Waiting) -> None:
-        """Marks a request as late: it no longer competes with those that can be in time."""
+        """Mark a request as late: it no longer competes with requests that can be in time."""
         self.remove(request)
         request.deadline, request.is_late = math.inf, True
         self.push(request)

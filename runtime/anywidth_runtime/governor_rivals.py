@@ -1,4 +1,4 @@
-"""Other rules for choosing a width, to compare the governor with."""
+"""Other ways to choose a width, for comparison with the governor."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ class FixedWidth:
     def __init__(self, choice: Choice) -> None:
         self._choice = choice
 
+    def arrived(self, request: Waiting, now: float) -> None:
+        """Expects nothing."""
+
     def decide(self, queue: Sequence[Waiting], now: float) -> Decision:
         return Decision(self._choice.width)
 
@@ -31,10 +34,13 @@ class FixedWidth:
 
 
 class MostAccurateForHead:
-    """The best width that is in time for the first request, whoever waits behind it."""
+    """The best width that is in time for the first request; ignores the requests behind it."""
 
     def __init__(self, choices: Iterable[Choice]) -> None:
         self.menu = make_menu(choices)
+
+    def arrived(self, request: Waiting, now: float) -> None:
+        """Expects nothing."""
 
     def decide(self, queue: Sequence[Waiting], now: float) -> Decision:
         left = 1000 * (queue[0].deadline - now)
@@ -53,17 +59,17 @@ class MostAccurateForHead:
 class SlackFit:
     """SlackFit of SuperServe (Khare et al., NSDI 2025, section 4).
 
-    Off-line, every pair of width and batch is put into one of `buckets` equal ranges of latency,
-    and each range keeps the pair with the largest batch (of these the most accurate). On-line, the
-    range just below the time that the first request has left is taken: wide networks while there
-    is little to do, large batches when requests have queued up and time is short.
+    Offline, every pair of width and batch size falls into one of `buckets` equal ranges of latency,
+    and each range keeps the pair with the largest batch (among these, the most accurate). Online,
+    the range just below the remaining time of the first request is used: wide networks under low
+    load, large batches when requests have queued up and time is short.
 
     Args:
         milliseconds: (width, batch) → measured time.
         accuracies: width → accuracy.
-        buckets: how many ranges of latency.
-        fills_batches: take the range's largest batch even if the queue cannot fill it, as the paper
-            says; without it, only batches that the queue fills count.
+        buckets: number of latency ranges.
+        fills_batches: use the range's largest batch even if the queue cannot fill it, as in the
+            paper; if false, use only batches that the queue can fill.
     """
 
     def __init__(
@@ -86,18 +92,21 @@ class SlackFit:
         self._tables = {largest: self._table(largest) for largest in batches}
 
     def _table(self, largest: int) -> list[Decision | None]:
-        """By bucket, the pair to take if batches are at most so large."""
+        """Per bucket, the pair to use if batches have at most this size."""
         table: list[Decision | None] = [None] * (self._buckets + 1)
         rank: list[tuple[float, float]] = [(0, 0)] * (self._buckets + 1)
         for (width, batch), value in self._milliseconds.items():
             if batch > largest:
                 continue
-            # A pair belongs to the first edge at or above its time, so that it fits whoever has it.
+            # A pair belongs to the first edge at or above its time, so that it always fits.
             bucket = math.ceil((value - self._low) / self._step - 1e-9)
             mine = (batch, self._accuracies[width])
             if mine > rank[bucket]:
                 table[bucket], rank[bucket] = Decision(width, batch), mine
         return table
+
+    def arrived(self, request: Waiting, now: float) -> None:
+        """Expects nothing."""
 
     def decide(self, queue: Sequence[Waiting], now: float) -> Decision:
         left = 1000 * (queue[0].deadline - now)

@@ -1,4 +1,4 @@
-"""Runs requests in the order of their deadlines, each at the width that a policy chooses."""
+"""Run requests in the order of their deadlines, each at the width that a policy chooses."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Run = Callable[[Sequence[Any], Width], Sequence[Any]]
 
 
 class QueueFull(RequestError):
-    """So many requests wait that one more is refused."""
+    """The queue is full, and the request was refused."""
 
 
 class TooLate(RequestError):
-    """A request was dropped: it could not be answered before its deadline at any width."""
+    """The request was dropped, because no width could answer it before its deadline."""
 
 
 class Closed(RequestError):
@@ -33,12 +33,12 @@ class Closed(RequestError):
 
 @dataclass(frozen=True)
 class Served:
-    """An answer, and how it came about.
+    """An answer, with its width and times.
 
     Args:
-        answer: what `run` returned for the request.
-        width: the width that it ran at.
-        waited_ms: from submission to the start of its run.
+        answer: the result of `run` for the request.
+        width: the width it ran at.
+        waited_ms: time from submission to the start of its run.
         run_ms: how long the run took.
         is_in_time: whether it was ready before its deadline.
     """
@@ -52,7 +52,7 @@ class Served:
 
 @dataclass(frozen=True)
 class _Job:
-    """What a waiting request carries."""
+    """The payload of a waiting request."""
 
     value: Any
     submitted: float
@@ -62,7 +62,7 @@ class _Job:
 
 
 class _Turn(NamedTuple):
-    """What a worker does next; `woke` is when it was woken up, None if it did not wait."""
+    """The next run of a worker; `woke` is when it was woken up, None if it did not wait."""
 
     decision: Decision
     jobs: list[_Job]
@@ -75,11 +75,11 @@ class Scheduler:
     Args:
         run: (values, width) → one answer per value.
         policy: chooses widths.
-        late: "drop" answers a request that cannot be in time with `TooLate`; "answer" runs it at
-            the narrowest width once no other request would be late because of it.
-        most_waiting: a request that comes while so many wait is refused with `QueueFull`.
-        workers: how many runs go on at once.
-        clock: the present time in seconds.
+        late: with "drop", a request that cannot be in time fails with `TooLate`; with "answer", it
+            runs at the narrowest width once this makes no other request late.
+        most_waiting: if this many requests wait, further ones are refused with `QueueFull`.
+        workers: number of runs at the same time.
+        clock: returns the current time in seconds.
     """
 
     def __init__(
@@ -122,16 +122,16 @@ class Scheduler:
         size: float = 1.0,
         since: float | None = None,
     ) -> Future[Served]:
-        """Queues a request; the future holds its answer, or why there is none.
+        """Queue a request; the future gets its answer or an error.
 
-        A future that is cancelled before its run begins leaves the queue.
+        A future that is cancelled before its run starts leaves the queue.
 
         Args:
-            value: what to run the network on.
+            value: the input of the network.
             deadline_ms: when the answer is due.
-            width: the width to run at, if it is not for the policy to choose.
-            size: how much work it is, compared with what the policy's latencies are for.
-            since: when the request came, by this scheduler's clock; now if not given.
+            width: the width to run at; if not given, the policy chooses.
+            size: its work relative to the example that the policy's latencies are for.
+            since: when the request arrived, on this scheduler's clock; now if not given.
         """
         start = self.clock() if since is None else since
         future: Future[Served] = Future()
@@ -141,7 +141,8 @@ class Scheduler:
             if self._is_closed:
                 raise Closed("the scheduler is closed: it takes no more requests")
             if len(self._queue) >= self._most:
-                raise QueueFull(f"{self._most} requests wait already; try again later")
+                raise QueueFull(f"{self._most} requests are waiting already; try again later")
+            self.policy.arrived(waiting, start)
             self._queue.push(waiting)
             self._changed.notify()
         future.add_done_callback(lambda done: self._forget(waiting) if done.cancelled() else None)
@@ -149,18 +150,18 @@ class Scheduler:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it takes no more requests."""
+        """Whether it is closed to new requests."""
         return self._is_closed
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
+        """The number of waiting requests."""
         return len(self._queue)
 
     def close(self, timeout: float | None = None) -> bool:
-        """Takes no more requests, answers those that wait, and ends the threads.
+        """Refuse new requests, answer the waiting ones, and end the threads.
 
-        Returns whether all was answered within `timeout` seconds. What was not is dropped.
+        Returns whether all were answered within `timeout` seconds; the others are dropped.
         """
         with self._changed:
             self._is_closed = True
@@ -185,7 +186,7 @@ class Scheduler:
             self._queue.remove(waiting)
 
     def _work(self) -> None:
-        # When this worker was last free: what it did since, besides running the network, is
+        # When this worker was last free. The time since then, apart from running the network, is
         # overhead that every request behind it waits for.
         free = self.clock()
         while (turn := self._next()) is not None:
@@ -193,7 +194,7 @@ class Scheduler:
                 free = self._carry_out(turn, free if turn.woke is None else turn.woke)
 
     def _next(self) -> _Turn | None:
-        """What to run now; None once the scheduler is closed and empty."""
+        """The next run; None if the scheduler is closed and empty."""
         lost: list[tuple[_Job, BaseException]] = []
         woke: float | None = None
         with self._changed:
@@ -208,18 +209,18 @@ class Scheduler:
             if self._queue:
                 try:
                     decision = self.policy.decide(self._queue, now)
-                except Exception as error:  # a policy of one's own: its request fails, not us
+                except Exception as error:  # of a user's policy: its request fails
                     lost += [(one.payload, error) for one in self._queue.take()]
                 else:
                     taken = [one.payload for one in self._queue.take(decision.batch)]
                     jobs = [job for job in taken if job.future.set_running_or_notify_cancel()]
-        # Outside the lock: whoever waits for a future may do anything when it is set.
+        # Outside the lock, because setting a future may run any callback.
         for job, reason in lost:
             _fail(job.future, reason)
         return _Turn(decision, jobs, woke)
 
     def _sort_out_late(self, now: float) -> list[_Job]:
-        """Requests that no width can answer in time, and that are dropped."""
+        """The requests that no width can answer in time; they are dropped."""
         dropped: list[_Job] = []
         while self._queue:
             first = self._queue[0]
@@ -232,7 +233,7 @@ class Scheduler:
         return dropped
 
     def _carry_out(self, turn: _Turn, free: float) -> float:
-        """Runs the network, hands out the answers, and returns when the run ended."""
+        """Run the network and set the answers; returns when the run ended."""
         width, jobs = turn.decision.width, turn.jobs
         start = self.clock()
         try:
@@ -266,6 +267,6 @@ def _fail(future: Future[Served], error: BaseException) -> None:
 def _too_late(job: _Job, now: float) -> TooLate:
     had, passed = 1000 * (job.deadline - job.submitted), 1000 * (now - job.submitted)
     return TooLate(
-        f"no width answers within {had:.4g} ms any more: {passed:.4g} ms passed before its turn "
+        f"no width can answer within {had:.4g} ms any more: {passed:.4g} ms passed before its turn "
         "came; allow more time, or send fewer requests"
     )

@@ -1,8 +1,9 @@
-"""How long each width takes on this machine, kept beside the file."""
+"""The latency of each width on this machine, saved next to the file."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -11,19 +12,22 @@ import secrets
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
+from onnxruntime import InferenceSession
 
 from anywidth_runtime.bundle_file import Bundle
 from anywidth_runtime.errors import RequestError
-from anywidth_runtime.sessions import Sessions
+from anywidth_runtime.sessions import Sessions, session_options
 
 _VERSION = 1
 _WARM_UP = 3
+# The largest size in bytes of the weights that are open at the same time during timing.
+_MOST_AT_ONCE = 2**28
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Table:
 
     @staticmethod
     def read(bundle: Bundle, threads: int) -> Table | None:
-        """What was measured here: kept beside the file, or by the exporter on this machine."""
+        """Latencies measured on this machine: saved next to the file, or by the exporter."""
         machine = this_machine(threads)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             data = json.loads(_kept_at(bundle.path).read_bytes())
@@ -50,7 +54,7 @@ class Table:
         return Table(known) if is_here and len(known) == len(rows) else None
 
     def keep(self, bundle: Bundle, threads: int) -> None:
-        """Writes it beside the file; a folder that cannot be written to is no reason to fail."""
+        """Save them next to the file; a folder without write permission is not an error."""
         path = _kept_at(bundle.path)
         data = {
             "version": _VERSION,
@@ -68,7 +72,7 @@ class Table:
 
 
 def this_machine(threads: int) -> dict[str, str]:
-    """What a latency depends on, in words."""
+    """The circumstances of a latency, in words."""
     return {
         "processor": _processor(),
         "cores": str(os.cpu_count()),
@@ -85,27 +89,70 @@ def measured(
     repeats: int,
     progress: bool,
 ) -> Table:
-    """Times all widths in turn."""
+    """Time all widths in turn."""
     if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
         raise RequestError(f"repeats={repeats!r}: expected a whole number of at least 1")
-    contents = bundle.contents
-    variants = sorted(set(contents.variants))
-    times: dict[int, list[float]] = {variant: [] for variant in variants}
-    with _bar("measuring widths", len(variants) * repeats, progress) as advance:
-        fits = sum(bundle.variants[variant].memory for variant in variants) <= sessions.memory_limit
-        rounds = [variants] * repeats if fits else [[v] * repeats for v in variants]
-        for order in rounds:
-            for variant in order:
-                session = sessions.get(variant)
-                for _ in range(0 if times[variant] else _WARM_UP):
-                    session.run(None, dict(feeds))
-                start = time.perf_counter()
-                session.run(None, dict(feeds))
-                times[variant].append(1000 * (time.perf_counter() - start))
-                advance()
-    medians = {variant: statistics.median(found) for variant, found in times.items()}
-    pairs = zip(contents.rows, contents.variants, strict=True)
+    count = len(bundle.variants)
+    is_room = sum(variant.memory for variant in bundle.variants) <= sessions.memory_limit
+    with _bar("measuring widths", count * repeats, progress) as advance:
+        times = _times(sessions.get, count, feeds, repeats, is_room, advance)
+    medians = [statistics.median(found) for found in times]
+    pairs = zip(bundle.contents.rows, bundle.contents.variants, strict=True)
     return Table({row.width: medians[variant] for row, variant in pairs})
+
+
+def time_graphs(
+    graphs: Iterable[bytes],
+    feeds: Mapping[str, np.ndarray],
+    repeats: int = 20,
+    advance: Callable[[], None] = lambda: None,
+) -> list[list[float]]:
+    """Milliseconds of each repeat of ONNX graphs that hold their weights, run like a bundle's.
+
+    As many graphs as fit into memory take turns.
+    """
+    options = session_options(threads=1)
+    times: list[list[float]] = []
+    waiting: list[InferenceSession] = []
+    size = 0
+
+    def time_those_that_wait() -> None:
+        nonlocal size
+        get = waiting.__getitem__
+        times.extend(_times(get, len(waiting), feeds, repeats, True, advance))
+        waiting.clear()
+        size = 0
+
+    for graph in graphs:
+        if waiting and size + len(graph) > _MOST_AT_ONCE:
+            time_those_that_wait()
+        waiting.append(InferenceSession(graph, options, providers=["CPUExecutionProvider"]))
+        size += len(graph)
+    time_those_that_wait()
+    return times
+
+
+def _times(
+    get: Callable[[int], InferenceSession],
+    count: int,
+    feeds: Mapping[str, np.ndarray],
+    repeats: int,
+    is_room: bool,
+    advance: Callable[[], None],
+) -> list[list[float]]:
+    """Milliseconds of each repeat per session; they take turns if all fit into memory."""
+    places = list(range(count))
+    rounds = [places] * repeats if is_room else [[place] * repeats for place in places]
+    times: list[list[float]] = [[] for _ in places]
+    for place in itertools.chain.from_iterable(rounds):
+        session = get(place)
+        for _ in range(0 if times[place] else _WARM_UP):
+            session.run(None, dict(feeds))
+        start = time.perf_counter()
+        session.run(None, dict(feeds))
+        times[place].append(1000 * (time.perf_counter() - start))
+        advance()
+    return times
 
 
 def _kept_at(path: Path) -> Path:
@@ -126,7 +173,7 @@ def _processor() -> str:
 
 @contextlib.contextmanager
 def _bar(label: str, steps: int, shown: bool) -> Iterator[Callable[[], None]]:
-    """A progress bar of one line, if anybody is looking."""
+    """A progress bar of one line, if the output is a terminal."""
     done = 0
     is_shown = shown and sys.stderr.isatty()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,17 +29,18 @@ def open(
     memory_limit: int = 2**30,
     verified: bool = True,
 ) -> Network:
-    """Opens a bundle: one file with a network at many widths.
+    """Open a bundle: one file with a network at many widths.
 
-    Nothing in the file is executed as code. The weights stay in the mapped file; a width is opened
-    when it is first used, or ahead with `Network.prepare`.
+    Nothing in the file is executed as code. The weights stay in the mapped file. A width is opened
+    when it is first used, or in advance by `Network.prepare`.
 
     Args:
-        path: what `anywidth export RUN --out net.anywidth` wrote.
-        threads: that one call may use. With 1, calls from several threads run side by side. With
-            more, all networks of the process share onnxruntime's one pool of threads, and other
+        path: a file written by `anywidth export RUN --out net.anywidth`.
+        threads: number of threads per call. With 1, calls from several threads run in parallel.
+            With more, all networks of the process share onnxruntime's one thread pool, and other
             sessions of the process must use it too (`use_per_session_threads = False`).
-        memory_limit: bytes that open widths may take; the least recently used is closed first.
+        memory_limit: largest size of the open widths, in bytes; the least recently used width is
+            closed first.
         verified: compare the content with its checksum, which reads the whole file once.
 
     Raises:
@@ -60,13 +60,12 @@ class Network:
 
     Args:
         path: the file.
-        widths: what it can run at, cheapest first: fractions, and names of nonuniform
-            configurations.
+        widths: its widths, cheapest first: fractions, and names of nonuniform configurations.
         inputs, outputs: name, type and shape of each.
-        task: what it was trained for, such as "classification"; None if the file does not say.
-        takes: what it is called with, in words.
-        facts: what else the file says, by name.
-        accuracy_name: what the table's accuracy is; None if there is none.
+        task: its task, such as "classification"; None if the file does not name one.
+        takes: its input, in words.
+        facts: further facts in the file, by name.
+        accuracy_name: the metric in the table's column of accuracies; None if there is none.
     """
 
     def __init__(self, bundle: Bundle, threads: int, memory_limit: int) -> None:
@@ -94,7 +93,7 @@ class Network:
 
     @property
     def table(self) -> tuple[Row, ...]:
-        """A row per width, cheapest first. Latency is this machine's if it was measured here."""
+        """One row per width, cheapest first, with the latency of this machine if measured."""
         rows = self._bundle.contents.rows
         if self._latency is None:
             return rows
@@ -103,23 +102,23 @@ class Network:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the table's latency is this machine's, with this number of threads."""
+        """Whether latency was measured on this machine with this number of threads."""
         return self._latency is not None
 
     @property
     def open_widths(self) -> tuple[Width, ...]:
-        """The widths that run at once, without being opened first."""
+        """The widths that are open."""
         ready = self._sessions.open_variants()
         return tuple(width for width, variant in self._variants.items() if variant in ready)
 
     def run(self, *arrays: Any, width: Width) -> Outputs:
-        """Runs the network at a width.
+        """Run the network at a width.
 
         Args:
-            arrays: an array per input, or one dict of arrays by the inputs' names.
-            width: one of `widths`. Any other is refused; `width_for` chooses one.
+            arrays: one array per input, or a dict from input name to array.
+            width: one of `widths`; others are refused. `width_for` chooses one.
 
-        Returns the output as an array; if there are several, a dict by their names.
+        Returns the output as an array, or a dict from name to array if there are several.
         """
         feeds = self._fed(arrays)
         session = self._sessions.get(self._variant(width))
@@ -133,7 +132,7 @@ class Network:
         return dict(zip((one.name for one in self.outputs), found, strict=True))
 
     def prepare(self, widths: Sequence[Width] | None = None) -> None:
-        """Opens widths ahead of the first call, so that none waits; all of them by default."""
+        """Open widths (by default all) in advance, so that the first call does not wait."""
         variants = [self._variant(width) for width in (self.widths if widths is None else widths)]
         self._sessions.check_room(variants)
         for variant in dict.fromkeys(variants):
@@ -147,17 +146,17 @@ class Network:
         progress: bool = True,
         keep: bool = True,
     ) -> tuple[Row, ...]:
-        """Times every width on this machine and returns the table.
+        """Time every width on this machine and return the table.
 
-        The widths take turns, so that a busy moment slows all alike; the median counts. The times
-        are kept beside the file, in `NAME.latency.json`, and read when it is opened again on the
-        same machine with as many threads.
+        The widths take turns, so that other work slows all of them alike; the result is the median.
+        The times are saved next to the file, in `NAME.latency.json`, and read when it is opened
+        again on the same machine with the same number of threads.
 
         Args:
             repeats: calls per width.
-            shapes: of each input; those that the file was exported with if not given.
-            progress: show how far it has come, if the output is a terminal.
-            keep: write the times beside the file, if its folder can be written to.
+            shapes: the shape of each input; if not given, the shapes from the export.
+            progress: show the progress, if the output is a terminal.
+            keep: save the times next to the file, if its folder is writable.
         """
         feeds = self._examples(shapes)
         self._latency = latency.measured(
@@ -168,7 +167,7 @@ class Network:
         return self.table
 
     def width_for(self, *, milliseconds: float) -> Width:
-        """The widest width that takes at most so long on this machine; see `measure`."""
+        """The widest width that takes at most `milliseconds` on this machine; see `measure`."""
         if self._latency is None:
             raise RequestError(
                 f"{self.path}: latency was not measured on this machine with {self.threads} "
@@ -185,7 +184,7 @@ class Network:
         return fitting[-1]
 
     def resolve(self, width: Width) -> Width:
-        """A width as the file has it; one that it lacks is refused."""
+        """The width as it is in the file; refuses a width that is not."""
         if width in self._variants:
             return width
         numbers = [one for one in self.widths if isinstance(one, float)]
@@ -200,7 +199,7 @@ class Network:
         )
 
     def check(self, *arrays: Any) -> dict[str, np.ndarray]:
-        """Arrays by the inputs' names, as `run` takes them; what does not fit is refused."""
+        """The arguments of `run` as input name → array; refuses wrong shapes and types."""
         return self._fed(arrays)
 
     def example(self) -> dict[str, np.ndarray]:
@@ -208,7 +207,7 @@ class Network:
         return self._examples(None)
 
     def close(self) -> None:
-        """Closes all widths; the next call opens what it needs."""
+        """Close all widths; the next call opens its width again."""
         self._sessions.close()
 
     def __repr__(self) -> str:
@@ -218,6 +217,8 @@ class Network:
         return self._variants[self.resolve(width)]
 
     def _fed(self, arrays: tuple[Any, ...]) -> dict[str, np.ndarray]:
+        if len(arrays) == len(self.inputs) == 1 and isinstance(arrays[0], np.ndarray):
+            return {self.inputs[0].name: _checked(arrays[0], self.inputs[0])}  # the common case
         names = [one.name for one in self.inputs]
         if len(arrays) == 1 and isinstance(arrays[0], Mapping):
             given = dict(arrays[0])
@@ -245,10 +246,10 @@ class Network:
 
 def _checked(value: Any, wanted: TensorInfo) -> np.ndarray:
     array = np.asarray(value)
-    if array.dtype != wanted.dtype:
+    if array.dtype != np.dtype(wanted.dtype):
         raise RequestError(f"{wanted.name!r} has type {array.dtype}; expected {wanted.dtype}")
     if not fits(array.shape, wanted.shape):
         raise RequestError(f"{wanted.name!r} has shape {array.shape}; expected {wanted.shape}")
-    if math.prod(array.shape) == 0:
+    if not array.size:
         raise RequestError(f"{wanted.name!r} has shape {array.shape}, which holds nothing")
-    return np.ascontiguousarray(array)
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)

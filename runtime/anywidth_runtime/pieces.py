@@ -1,4 +1,4 @@
-"""How a width's weights come from those of the full width: cut, scaled, turned."""
+"""How the weights of a width are made from those of the full width: cut, scale, transpose."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from anywidth_runtime.errors import BundleError
-from anywidth_runtime.onnx_graphs import Placeholder
+from anywidth_runtime.harmless_graphs import Placeholder
 
 # The stretches of an axis that a width keeps, as (start, length); None keeps all of it.
 Cut = tuple[tuple[int, int], ...] | None
@@ -21,11 +21,12 @@ class Piece:
     """One weight of one graph.
 
     Args:
-        weight: that of the full width.
-        cuts: what is kept of each axis.
-        scale: a factor per entry of one axis (a batch norm, merged into its layer); None for none.
-        scaled_axis: the axis that it belongs to.
-        order: in which the axes go into the graph.
+        weight: the weight of the full width.
+        cuts: the part of each axis that is kept.
+        scale: one factor per entry of one axis (a batch norm folded into its layer); None if there
+            is none.
+        scaled_axis: the axis of `scale`.
+        order: the order of the axes in the graph.
     """
 
     weight: np.ndarray
@@ -40,7 +41,7 @@ class Piece:
         return tuple(sizes[axis] for axis in self.order)
 
     def cut(self) -> np.ndarray:
-        """The weight as the graph wants it; a view of the file where nothing has to be changed."""
+        """The weight for the graph; a view of the file if nothing has to be changed."""
         part = self.weight
         for axis, cut in enumerate(self.cuts):
             if cut is not None:
@@ -60,7 +61,7 @@ def read_pieces(
     weights: Mapping[str, np.ndarray],
     scales: np.ndarray,
 ) -> dict[str, Piece]:
-    """Checks the pieces of one graph against what the graph expects and the file holds."""
+    """Check the pieces of one graph against the graph and the weights in the file."""
     try:
         data = json.loads(text)
         found = {str(name): _piece(entry, weights, scales) for name, entry in data.items()}
@@ -70,7 +71,7 @@ def read_pieces(
         raise BundleError(f"how its weights are cut cannot be read ({str(error)[:80]})") from error
     for name in {*found, *placeholders}:
         if name not in found or name not in placeholders:
-            raise BundleError(f"weight {name[:60]!r} is in the graph or the list of cuts alone")
+            raise BundleError(f"weight {name[:60]!r} is not in both the graph and the list of cuts")
         piece, wanted = found[name], placeholders[name]
         if piece.shape != wanted.shape or piece.weight.dtype.name != wanted.dtype:
             raise BundleError(
@@ -97,7 +98,7 @@ def _piece(data: Any, weights: Mapping[str, np.ndarray], scales: np.ndarray) -> 
 
 
 def _cut(data: Any, size: int) -> Cut:
-    """Stretches in ascending order, inside the axis, and none twice."""
+    """Check that the stretches are in ascending order, inside the axis, and do not overlap."""
     if data is None:
         return None
     cut = tuple((_index(start), _index(length)) for start, length in data)
@@ -118,5 +119,5 @@ def _cut_sizes(shape: tuple[int, ...], cuts: tuple[Cut, ...]) -> list[int]:
 
 def _index(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{str(value)[:40]!r} where a place was expected")
+        raise ValueError(f"{str(value)[:40]!r} where a position was expected")
     return value

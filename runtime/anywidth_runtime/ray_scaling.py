@@ -1,6 +1,6 @@
-"""How many replicas Ray Serve runs: enough to serve the width that was asked for.
+"""The number of replicas of Ray Serve: enough to serve the requested width.
 
-Ray copies this file into its controller, so that it imports nothing of ours.
+Ray copies this file into its controller, so it imports nothing else of this package.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 _MOST_BUSY = 0.7
-"""Replicas that are left must not be busier than this after one of them goes."""
+"""The remaining replicas must not be busier than this after one is removed."""
 
 
 def replicas_for_width(context: Any) -> tuple[int, dict[str, Any]]:
     """One more while the mean width served is below its target, one fewer while that is safe.
 
-    Ray keeps to the least and the most replicas, and waits before it acts
+    Ray enforces the least and the largest number of replicas, and waits before it acts
     (`upscale_delay_s`, `downscale_delay_s`).
 
     Args:
-        context: Ray's `AutoscalingContext`, with what each replica recorded.
+        context: Ray's `AutoscalingContext`, with the records of each replica.
     """
     recorded = context.aggregated_metrics or {}
     widths, targets, busy = (

@@ -1,6 +1,6 @@
-"""The server on many machines, by Ray Serve: each replica has its own queue and governor.
+"""The server on many machines with Ray Serve: each replica has its own queue and governor.
 
-Ray passes requests on; which width a request gets is decided where it waits.
+Ray passes requests on; the replica in whose queue a request waits chooses its width.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import dataclasses
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 from anywidth_runtime.errors import RequestError
 from anywidth_runtime.network import Network
 from anywidth_runtime.network import open as open_network
+from anywidth_runtime.short_pauses import shorten_pauses
 
 if TYPE_CHECKING:
     from anywidth_runtime.server.settings import Settings
 
-# Ray's own way of a request, there and back, that the governor leaves free.
+# The time of a request in Ray itself, both ways, which the governor leaves free.
 _OVERHEAD_MS = 6.0
 _STATISTICS_SECONDS = 10.0
 
@@ -42,16 +42,16 @@ def ray_app(
     """A Ray Serve application that serves a bundle: `serve.run(ray_app("net.anywidth"))`.
 
     Args:
-        bundle: the file, at the same place on every machine.
-        settings: as for `anywidth serve`; one worker per replica if they do not say.
-        replicas: how many there are, or at least are.
-        most_replicas: there may be so many: one is added while the mean width served is below
-            `target_width`, and taken away while the others are idle enough.
-        target_width: three quarters of the way from the narrowest to the widest if not given.
+        bundle: the file, with the same path on every machine.
+        settings: as for `anywidth serve`; by default one worker per replica.
+        replicas: number of replicas; the least number if `most_replicas` is given.
+        most_replicas: the largest number. A replica is added while the mean width served is below
+            `target_width`, and removed while the others are idle enough.
+        target_width: if not given, three quarters of the way from the narrowest to the widest.
         upscale_delay_s: seconds for which the width must have been too narrow.
         downscale_delay_s: seconds for which replicas must have been idle.
-        cpus: that Ray reserves per replica.
-        opener: opens the bundle in a replica, if `anywidth_runtime.open` is not to.
+        cpus: number of CPUs that Ray reserves per replica.
+        opener: opens the bundle in a replica, instead of `anywidth_runtime.open`.
     """
     from ray import serve
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
@@ -66,7 +66,7 @@ def ray_app(
         )
     path = str(Path(bundle).resolve())
     chosen = settings or Settings(name=model_name(Path(path)), workers=1)
-    # What the page shows of the load would be one replica's alone.
+    # The page would show the load of only one replica.
     chosen = dataclasses.replace(
         chosen, workers=chosen.workers or 1, overhead_ms=_OVERHEAD_MS, has_load=False
     )
@@ -83,7 +83,7 @@ def ray_app(
         }
     deployment = serve.deployment(
         name="anywidth",
-        # The queue is the replica's: Ray hands everything on at once.
+        # The queue is in the replica: Ray passes every request on immediately.
         max_ongoing_requests=chosen.most_waiting + 64,
         max_queued_requests=chosen.most_waiting,
         ray_actor_options={"num_cpus": cpus},
@@ -102,10 +102,8 @@ class Replica:
         target_width: float | None,
         opener: Callable[[str], Network] | None,
     ) -> None:
-        from anywidth_runtime.server.running import SWITCH_INTERVAL
         from anywidth_runtime.server.service import Service
 
-        sys.setswitchinterval(SWITCH_INTERVAL)
         network = (opener or _open(settings.threads))(path)
         self._service = Service(network, settings)
         numbers = [one for one in network.widths if isinstance(one, float)]
@@ -114,6 +112,7 @@ class Replica:
         self._target = lowest + 0.75 * (self._widest - lowest)
         if target_width is not None:
             self._target = target_width
+        shorten_pauses()
 
     def __serve_build_asgi_app__(self) -> Any:
         from anywidth_runtime.server.application import make_app
@@ -121,10 +120,10 @@ class Replica:
         return make_app(self._service)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What `replicas_for_width` goes by: the last ten seconds."""
+        """The numbers that `replicas_for_width` uses: those of the last ten seconds."""
         moments = self._service.metrics.recent(_STATISTICS_SECONDS)
         widths = [one.width for one in moments if isinstance(one.width, float)]
-        # A dropped request got no width at all.
+        # A dropped request had no width.
         missed = sum(one.width is None for one in moments)
         mean = sum(widths) / (len(widths) + missed) if moments else self._widest
         runs = sum(one.run_ms for one in moments) / 1000
@@ -140,14 +139,14 @@ def _open(threads: int) -> Callable[[str], Network]:
 def serve_with_ray(
     bundle: Path, settings: Settings, *, host: str, port: int, **options: Any
 ) -> None:
-    """`anywidth serve --ray`: joins the Ray cluster that RAY_ADDRESS names, or starts one here.
+    """`anywidth serve --ray`: join the Ray cluster at RAY_ADDRESS, or start one here.
 
-    Returns when the process is told to end (SIGTERM, Ctrl-C), after what was accepted is answered.
+    Returns after SIGTERM or Ctrl-C, when all accepted requests are answered.
     """
     import ray
     from ray import serve
 
-    open_network(bundle)  # what is wrong with the file is better said here than by a replica
+    open_network(bundle)  # report a faulty file here rather than in a replica
     app = ray_app(bundle, settings, **options)
     ray.init(log_to_driver=False, logging_level=logging.WARNING)
     serve.start(
@@ -155,12 +154,12 @@ def serve_with_ray(
         logging_config={"log_level": "WARNING", "enable_access_log": False},
     )
     serve.run(app, name=settings.name, route_prefix="/")
-    # Only now: Ray has handlers of its own, which end the process at once.
+    # After Ray has set its own handlers, which would end the process immediately.
     told = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())
     print(f"Serving {bundle} with Ray Serve at http://{host}:{port}", flush=True)
     told.wait()
-    # This application alone: the cluster may serve others.
+    # Only this application: the cluster may serve others.
     serve.delete(settings.name)
     ray.shutdown()

@@ -1,4 +1,4 @@
-"""Open widths: an onnxruntime session per graph, the least recently used closed first."""
+"""Open widths: one onnxruntime session per graph; the least recently used is closed first."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future
+from functools import cache
 
 import onnxruntime
 from onnxruntime import InferenceSession
@@ -20,8 +21,8 @@ _pool_threads: int | None = None
 class Sessions:
     """Sessions of one bundle, safe to use from many threads.
 
-    Weights are in the file once, but every open session has its own copy, laid out for speed.
-    `memory_limit` bounds these copies, in bytes; one session may be open whatever it says.
+    The file has the weights once, but every open session has its own copy in a faster layout.
+    `memory_limit` bounds these copies, in bytes; one session may always be open.
     """
 
     def __init__(self, bundle: Bundle, threads: int, memory_limit: int) -> None:
@@ -34,7 +35,7 @@ class Sessions:
             _share_threads(threads)
 
     def get(self, variant: int) -> InferenceSession:
-        """The session of one graph; opened if it is not, while others that ask for it wait."""
+        """The session of one graph, opened if necessary; other threads that need it wait."""
         with self._lock:
             waiting = self._open.get(variant)
             if waiting is not None:
@@ -58,7 +59,7 @@ class Sessions:
             return {variant for variant, session in self._open.items() if session.done()}
 
     def check_room(self, variants: Iterable[int]) -> None:
-        """Refuses to open more at once than the memory limit allows."""
+        """Refuse to open more than the memory limit allows."""
         needed = sum(self.bundle.variants[variant].memory for variant in set(variants))
         if needed > self.memory_limit:
             raise RequestError(
@@ -71,22 +72,34 @@ class Sessions:
             self._open.clear()
 
     def _close_oldest(self) -> None:
-        """Forgets sessions until the rest fit; one that is running ends when its call does."""
+        """Drop sessions until the others fit; a running session is freed when its call ends."""
         sizes = {variant: self.bundle.variants[variant].memory for variant in self._open}
         while len(self._open) > 1 and sum(sizes.values()) > self.memory_limit:
             oldest, _ = self._open.popitem(last=False)
             del sizes[oldest]
 
 
-def _open_session(bundle: Bundle, variant: int, threads: int) -> InferenceSession:
+def session_options(threads: int) -> onnxruntime.SessionOptions:
+    """The options of every session."""
+    if threads == 1 and _pool_threads is not None:
+        raise RequestError(
+            f"threads=1: another network of this process was opened with threads={_pool_threads}, "
+            "and all share that pool; open this one with as many"
+        )
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    # The arena keeps what the largest call needed: 60 MB more for 13 widths, and no faster.
-    options.enable_cpu_mem_arena = False
+    _share_arena()
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     if threads > 1:
         options.use_per_session_threads = False
     else:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return options
+
+
+def _open_session(bundle: Bundle, variant: int, threads: int) -> InferenceSession:
+    options = session_options(threads)
     weights = bundle.weights(variant)
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
     if weights:
@@ -96,7 +109,7 @@ def _open_session(bundle: Bundle, variant: int, threads: int) -> InferenceSessio
             bundle.variants[variant].graph,
             options,
             providers=["CPUExecutionProvider"],
-            enable_fallback=False,  # which would print and try the same again
+            enable_fallback=False,  # otherwise it prints and retries with the same provider
         )
     except Exception as error:  # onnxruntime's own have no common class
         reason = str(error).splitlines()[0][:200]
@@ -116,8 +129,19 @@ def _check_signature(bundle: Bundle, session: InferenceSession) -> None:
             raise BundleError(f"{bundle.path}: a graph whose {kind} are not {names[:5]}")
 
 
+@cache
+def _share_arena() -> None:
+    """One memory arena for the activations of all widths: as fast as one each, and less memory.
+
+    Weights are outside it, so that closing a width frees its memory.
+    """
+    kind, memory = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, onnxruntime.OrtMemType.DEFAULT
+    info = onnxruntime.OrtMemoryInfo("Cpu", kind, 0, memory)
+    onnxruntime.create_and_register_allocator(info, None)
+
+
 def _share_threads(threads: int) -> None:
-    """One pool for all sessions of the process; onnxruntime has one, of one size."""
+    """Create the thread pool of the process; onnxruntime has only one, of a fixed size."""
     global _pool_threads
     with _pool_lock:
         if _pool_threads is None:

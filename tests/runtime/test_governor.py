@@ -78,6 +78,53 @@ def test_a_hopeless_wide_request_narrows_nobody() -> None:
     assert Governor(FOUR).decide(queue, 0).width == 1.0
 
 
+def governor_after(arrivals_ms: list[float], *, allowed_ms: float = 36.0) -> Governor:
+    """A governor that has seen requests come at these moments."""
+    governor = Governor(FOUR)
+    for moment in arrivals_ms:
+        governor.arrived(Waiting((moment + allowed_ms) / 1000), moment / 1000)
+    return governor
+
+
+BURST = [0.1 * number for number in range(9)]
+
+
+def test_time_is_kept_for_the_rest_of_a_burst() -> None:
+    waiting = queue_of(37, 37)
+    assert Governor(FOUR).decide(waiting, 0.001).width == 1.0
+    # About 9 in the last 36 ms, so 9 + 3 are expected: 14 requests in 72 ms.
+    assert governor_after(BURST).decide(waiting, 0.001).width == 0.5
+
+
+def test_a_request_alone_keeps_its_width_after_a_burst() -> None:
+    assert governor_after(BURST).decide(queue_of(37), 0.001).width == 1.0
+
+
+def test_a_burst_is_forgotten() -> None:
+    # Ten times the time that its requests were allowed.
+    assert governor_after(BURST).decide(queue_of(397, 397), 0.361).width == 1.0
+
+
+def test_large_requests_to_come_count_for_their_size() -> None:
+    one, large = governor_after([0.0]), Governor(FOUR)
+    large.arrived(Waiting(0.036, size=9), 0.0)
+    waiting = queue_of(36, 36)
+    assert one.decide(waiting, 0.0).width == 1.0
+    assert large.decide(waiting, 0.0).width == 0.5
+
+
+def test_requests_without_a_deadline_keep_no_other_waiting() -> None:
+    assert governor_after(BURST, allowed_ms=math.inf).decide(queue_of(36, 36), 0.001).width == 1.0
+
+
+def test_a_hopeless_wide_request_narrows_nobody_in_a_burst() -> None:
+    governor = governor_after([0.0, 0.0])
+    queue = queue_of(36, 36)
+    before = governor.decide(queue, 0.0).width
+    queue.push(Waiting(0.037, width=1.0, size=5))
+    assert governor.decide(queue, 0.0).width == before == 1.0
+
+
 def test_several_workers_share_the_queue() -> None:
     queue = queue_of(24, 24, 24)
     assert Governor(FOUR).decide(queue, 0).width == 0.75

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,8 @@ from pathlib import Path
 import anywidth_runtime
 import numpy as np
 import pytest
+from anywidth_runtime import BundleError
+from anywidth_runtime.server.options import main
 from tiny_networks import PIXELS, batches_of, converted
 
 import anywidth as aw
@@ -93,3 +97,21 @@ def test_a_governor_chooses_among_measured_widths(bundle: Path, tmp_path: Path) 
     governor = anywidth_runtime.Governor.of(net, least_width=0.5)
     assert governor.width_for(milliseconds=1e6) == max(one.width for one in governor.menu)
     assert governor.width_for(milliseconds=1e-6) == min(one.width for one in governor.menu) >= 0.5
+
+
+def test_a_bundle_is_measured_by_command(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = shutil.copy(bundle, tmp_path / "net.anywidth")
+    assert main(["measure", str(path), "--repeats", "2"]) == 0
+    assert "ms" in capsys.readouterr().out
+    assert Path(f"{path}.latency.json").is_file()
+    assert anywidth_runtime.open(path).is_measured
+    assert main(["measure", str(tmp_path / "missing.anywidth")]) == 2
+
+
+def test_a_pipe_is_refused_rather_than_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "net.anywidth"
+    os.mkfifo(path)
+    with pytest.raises(BundleError, match="pipe"):
+        anywidth_runtime.open(path)

@@ -116,6 +116,7 @@ def test_holding_a_deadline_shows_the_governor_at_work(
 ) -> None:
     page = visit(classifier)
     expect(page.locator(".bars li")).to_have_count(5)
+    page.evaluate("window.performance.mark('load-test')")
     page.get_by_role("switch", name="Hold a deadline").check(force=True)
     dial = page.get_by_role("slider", name="Width")
     expect(dial).to_be_disabled()

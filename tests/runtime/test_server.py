@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import threading
@@ -12,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.http as triton
+from anywidth_runtime.governor_scheduler import TooLate
+from anywidth_runtime.server.protocol import InferenceRequest
 from PIL import Image
 from served import HANGS_AFTER, Running, served, write_tiny_bundle
 from tiny_networks import PIXELS
@@ -212,6 +215,20 @@ def test_a_request_that_cannot_be_in_time_is_a_503(server: Running, images: np.n
     reply = server.infer(asked(images, deadline_ms=1e-6))
     assert reply.status == 503
     assert "1e-06 ms" in reply.data["error"]
+
+
+def test_a_picture_that_is_late_already_is_not_decoded(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    takes = server.service.picture_input
+    assert takes is not None
+    decoded: list[bytes] = []
+    monkeypatch.setattr(type(takes), "read", lambda self, file, most: decoded.append(file))
+    request = InferenceRequest(files={takes.name: [png()]}, outputs=(), deadline_ms=50.0)
+    since = server.service.scheduler.clock() - 1.0
+    with pytest.raises(TooLate, match="deadline"):
+        asyncio.run(server.service.infer(request, since))
+    assert not decoded
 
 
 def test_late_answers_if_told_so(bundle: Path, images: np.ndarray) -> None:

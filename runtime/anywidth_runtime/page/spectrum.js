@@ -3,11 +3,13 @@
 //
 // drawSpectrum(figure, {series, xLabel, yLabel, formatX, formatY, onPick}) draws into a figure and
 // draws again when its size changes. A series is {name, color, points, isLine, isHidden}; a point
-// is {x, y, told}, told being the sentence shown while the pointer is near. With several series a
-// legend switches each on and off. Returns {mark(point)}, which puts a marker at a point, or at
+// is {x, y, told}, told being the sentence shown while the pointer is near, and if its value is
+// uncertain {low, high}. The vertical axis spans at least `leastSpan`, so that noise does not fill
+// it, and starts at `floor` if that is given. With several series a legend switches each on and
+// off. Returns {mark(point)}, which puts a marker at a point, or at
 // none. Plain functions, no modules: the report page carries this file inside itself.
 
-const SPECTRUM_EDGES = {left: 52, right: 14, top: 12, bottom: 40};
+const SPECTRUM_EDGES = {left: 62, right: 14, top: 12, bottom: 40};
 
 function svgElement(name, attributes = {}, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -33,7 +35,7 @@ function shortCount(value) {
   for (const [size, letter] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
     if (value >= size) return `${Number((value / size).toPrecision(3))} ${letter}`;
   }
-  return String(Math.round(value));
+  return String(Number(value.toPrecision(3)));
 }
 
 function drawSpectrum(figure, options) {
@@ -78,11 +80,12 @@ function drawSpectrum(figure, options) {
     const {left, right, top, bottom} = SPECTRUM_EDGES;
     const points = pointsShown();
     const xs = points.map((point) => point.x);
-    const ys = points.map((point) => point.y);
+    const ys = points.flatMap((point) => [point.y, point.low ?? point.y, point.high ?? point.y]);
     const highX = Math.max(...xs) * 1.03;
     const rangeY = Math.max(...ys) - Math.min(...ys) || Math.abs(ys[0]) * 0.1 || 1;
-    const lowY = Math.min(...ys) - 0.08 * rangeY;
-    const highY = Math.max(...ys) + 0.08 * rangeY;
+    const lacking = Math.max(0, (options.leastSpan || 0) - 1.16 * rangeY) / 2;
+    const lowY = options.floor ?? Math.min(...ys) - 0.08 * rangeY - lacking;
+    const highY = Math.max(...ys) + 0.08 * rangeY + lacking;
     const toX = (x) => left + (x / highX) * (across - left - right);
     const toY = (y) => height - bottom - ((y - lowY) / (highY - lowY)) * (height - top - bottom);
     place = (point) => [toX(point.x), toY(point.y)];
@@ -110,6 +113,9 @@ function drawSpectrum(figure, options) {
       if (one.isLine) group.append(svgElement("polyline", {class: "curve", points: path}));
       for (const point of one.points) {
         const [cx, cy] = place(point);
+        if (point.low !== undefined) {
+          group.append(svgElement("line", {class: "bar", x1: cx, x2: cx, y1: toY(point.low), y2: toY(point.high)}));
+        }
         group.append(svgElement("circle", {class: "dot", cx, cy, r: one.isLine ? 3.5 : 5}));
       }
       svg.append(group);

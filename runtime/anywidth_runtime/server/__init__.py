@@ -1,1 +1,1 @@
-"""Serves a bundle over HTTP: the Open Inference Protocol, pictures, metrics and a page."""
+"""Serve a bundle over HTTP: the Open Inference Protocol, pictures, metrics and a page."""

@@ -16,7 +16,7 @@ from anywidth_runtime.server.protocol import FROM_NUMPY, LENGTH_BYTES, Wanted
 
 @dataclass(frozen=True)
 class Elements:
-    """A tensor of bytes: texts, or files."""
+    """A tensor of bytes, for texts or files."""
 
     items: list[bytes]
     shape: tuple[int, ...]
@@ -27,7 +27,7 @@ Value = np.ndarray | Elements
 
 @dataclass(frozen=True)
 class Answer:
-    """A body, and how many of its bytes are JSON; None if all are."""
+    """A body, and the number of its bytes that are JSON; None if all are."""
 
     body: bytes
     json_length: int | None
@@ -67,7 +67,7 @@ def write_answer(
 
 
 def _numbers(value: np.ndarray) -> list[Any]:
-    """JSON has no infinity and no NaN: null stands for them."""
+    """Write infinity and NaN, which JSON does not have, as null."""
     flat = value.reshape(-1)
     if value.dtype.kind != "f" or np.isfinite(flat).all():
         return flat.tolist()

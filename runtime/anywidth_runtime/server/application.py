@@ -23,7 +23,7 @@ _EXTENSIONS = ["binary_tensor_data", "classification", "parameters"]
 
 
 def make_app(service: Service) -> FastAPI:
-    """The application that serves a network; when it shuts down it answers what it accepted."""
+    """The application that serves a network; on shutdown it answers all accepted requests."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -35,7 +35,7 @@ def make_app(service: Service) -> FastAPI:
         version=__version__,
         description="One network at any width, by the Open Inference Protocol, version 2.",
         lifespan=lifespan,
-        # FastAPI's own pages load their scripts from another host; ours does not.
+        # FastAPI's own pages load scripts from another host; this page does not.
         docs_url=None,
         redoc_url=None,
     )
@@ -68,7 +68,7 @@ def make_app(service: Service) -> FastAPI:
 
 
 async def _refusal(request: Request, error: Any) -> Response:
-    """Errors as the protocol writes them."""
+    """Return errors in the form of the protocol."""
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
@@ -78,5 +78,5 @@ async def _invalid(request: Request, error: Any) -> Response:
 
 
 async def _failure(request: Request, error: Exception) -> Response:
-    # What went wrong is in the server's log, not in the answer.
+    # The reason goes into the server's log, not into the answer.
     return JSONResponse({"error": "the server failed to answer; its log says why"}, 500)

@@ -1,4 +1,4 @@
-"""Reads the bodies of requests, within bounds."""
+"""Read the bodies of requests, within limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anywidth_runtime.errors import RequestError
 
 
 class BodyTooLarge(RequestError):
-    """A request of more bytes than the server takes."""
+    """A request has more bytes than the server accepts."""
 
 
 class TooMuchHeld(RequestError):
@@ -20,16 +20,16 @@ class TooMuchHeld(RequestError):
 
 
 class BodyTooSlow(RequestError):
-    """A request whose body does not come."""
+    """The body of a request did not arrive in time."""
 
 
 class Bodies:
     """Holds bodies while their requests are answered.
 
     Args:
-        most: bytes of one.
-        most_held: bytes of all together.
-        patience: seconds until a body must have come.
+        most: largest number of bytes of one body.
+        most_held: largest number of bytes of all bodies together.
+        patience: seconds within which a body must arrive.
     """
 
     def __init__(self, most: int, most_held: int, patience: float = 30.0) -> None:
@@ -40,7 +40,7 @@ class Bodies:
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """The body, which counts as held until the block ends."""
+        """The body; it counts as held until the block ends."""
         chunks: list[bytes] = []
         size = 0
         told = request.headers.get("Content-Length", "")
@@ -58,7 +58,7 @@ class Bodies:
                         raise TooMuchHeld("the server holds too many bytes; try again later")
             yield b"".join(chunks)
         except TimeoutError as error:
-            raise BodyTooSlow(f"the body did not come within {self._patience:g} s") from error
+            raise BodyTooSlow(f"the body did not arrive within {self._patience:g} s") from error
         finally:
             self.held -= size
 

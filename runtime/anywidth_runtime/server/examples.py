@@ -1,4 +1,4 @@
-"""Inputs that a bundle brings along to be tried."""
+"""Example inputs inside a bundle."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 @dataclass(frozen=True)
 class Example:
-    """One input to try.
+    """One example input.
 
     Args:
-        name: what it shows, such as its true class.
-        picture: a PNG file that shows it; for networks that take pictures also the input itself.
-        tensor: the input of a network that takes none, as the Open Inference Protocol writes it.
+        name: its content, such as its true class.
+        picture: a PNG file that shows it; for networks that take pictures, also the input itself.
+        tensor: the input of other networks, in the form of the Open Inference Protocol.
     """
 
     name: str

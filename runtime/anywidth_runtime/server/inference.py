@@ -1,4 +1,4 @@
-"""The addresses that run the network."""
+"""The routes that run the network."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from anywidth_runtime.server.service import Reply, Service
 _JSON_LENGTH = "Inference-Header-Content-Length"
 
 _TEXT = """\
-Takes the Open Inference Protocol's JSON, with binary tensors after it or without, or the bytes of
-an image file (`Content-Type: image/png` and the like).
+Takes the JSON of the Open Inference Protocol, optionally followed by binary tensors, or the bytes
+of an image file (`Content-Type: image/png` or similar).
 
-Parameters, in the JSON's `parameters` or, for an image file, in the address: `width` runs at that
-width; `deadline_ms` leaves the width to the governor, and the answer is due so many milliseconds
-after the request came.
+Parameters are in the JSON's `parameters` or, for an image file, in the query of the address:
+`width` runs at that width; with `deadline_ms` the governor chooses the width, and the answer is due
+this many milliseconds after the request arrived.
 
-An output may ask for `classification` (the so many largest values, with the names of their
-classes) or for the `encoding` `png`. An image file sent with `Accept: image/png` gets the first
-output back as an image file.
+For an output, `classification` asks for this many of the largest values, with the names of their
+classes, and the `encoding` `png` for an image. An image file sent with `Accept: image/png` gets the
+first output as an image file.
 
-The answer's `parameters` say the width used, the time taken, and whether it was in time.
+The answer's `parameters` give the width used, the time taken, and whether it was in time.
 """
 _ANSWERS: dict[int | str, dict[str, Any]] = {
-    400: {"description": "The request is wrong; `error` says how."},
+    400: {"description": "The request is invalid; `error` gives the reason."},
     413: {"description": "The request has too many bytes or pixels."},
     503: {"description": "The queue is full, or no width could answer in time."},
 }
 
 
 def inference_routes(service: Service) -> APIRouter:
-    """`/v2/models/NAME` and what is below it."""
+    """`/v2/models/NAME` and the routes below it."""
     network, settings = service.network, service.settings
     bodies = Bodies(settings.most_body, settings.most_held)
 
@@ -96,7 +96,7 @@ def inference_routes(service: Service) -> APIRouter:
         shown = not version
         router.get(version, summary="Inputs, outputs, widths", include_in_schema=shown)(describe)
         router.get(
-            version + "/ready", summary="Whether it takes requests", include_in_schema=shown
+            version + "/ready", summary="Whether it accepts requests", include_in_schema=shown
         )(model_ready)
         router.post(
             version + "/infer",
@@ -110,13 +110,13 @@ def inference_routes(service: Service) -> APIRouter:
 
 
 def _body(network: Network) -> dict[str, Any]:
-    """What OpenAPI says of the body, with an example for this network."""
+    """The OpenAPI description of the body, with an example for this network."""
     inputs = [
         {
             "name": one.name,
             "shape": list(one.example),
             "datatype": FROM_NUMPY[one.dtype],
-            "data": [0, 0, "so many numbers as the shape says"],
+            "data": [0, 0, "as many numbers as the shape has"],
         }
         for one in network.inputs
     ]

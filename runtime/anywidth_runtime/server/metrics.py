@@ -1,4 +1,4 @@
-"""What the server counts, for Prometheus and for itself."""
+"""The counters of the server, for Prometheus and for its page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_KEPT = 50_000
 
 
 class Moment(NamedTuple):
-    """One request that ended: when, at which width (None if dropped), whether in time, its run."""
+    """A finished request: its end, width (None if dropped), whether it was in time, its run."""
 
     at: float
     width: float | str | None
@@ -30,14 +30,14 @@ class Metrics:
     """Counters of one server.
 
     Args:
-        waiting: how many requests wait now.
+        waiting: returns the number of waiting requests.
     """
 
     def __init__(self, waiting: Callable[[], int]) -> None:
         self.registry = CollectorRegistry()
         self._requests = Counter(
             "anywidth_requests",
-            "Requests by how they ended: answered, late, dropped, refused, wrong, failed",
+            "Requests by outcome: answered, late, dropped, refused, wrong, failed",
             ["outcome"],
             registry=self.registry,
         )
@@ -68,7 +68,7 @@ class Metrics:
     def served(
         self, width: float | str, milliseconds: float, run_ms: float, *, is_in_time: bool
     ) -> None:
-        """Counts an answer."""
+        """Count an answer."""
         self._requests.labels("answered" if is_in_time else "late").inc()
         self._widths.labels(f"{width}").inc()
         self._seconds.observe(milliseconds / 1000)
@@ -76,12 +76,12 @@ class Metrics:
         self._keep(Moment(time.monotonic(), width, is_in_time, run_ms))
 
     def dropped(self) -> None:
-        """Counts a request that could not be in time."""
+        """Count a request that could not be in time."""
         self._requests.labels("dropped").inc()
         self._keep(Moment(time.monotonic(), None, False, 0.0))
 
     def turned_away(self, outcome: str) -> None:
-        """Counts a request that never reached the queue, or that failed."""
+        """Count a request that never reached the queue, or that failed."""
         self._requests.labels(outcome).inc()
 
     def recent(self, seconds: float) -> list[Moment]:

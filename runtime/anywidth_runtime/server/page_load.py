@@ -1,4 +1,4 @@
-"""Load that the page turns up, to show the governor at work."""
+"""Load that the page can create, to show the governor at work."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from anywidth_runtime.server.service import Service
 
 MOST_PER_SECOND = 1000.0
 MOST_DEADLINE_MS = 10_000.0
-# A page that says nothing for so long is closed: its load ends.
+# A page that is silent for this long counts as closed, and its load ends.
 _FORGOTTEN_AFTER = 3.0
 _SHORTEST_SLEEP = 0.002
 _MOST_LATE = 0.25
 
 
 class Load:
-    """Sends the service requests of its own, at random moments (a Poisson process).
+    """Sends requests to the service at random times (a Poisson process).
 
-    They are like any others to the queue, the governor and the metrics. The load ends by itself if
+    The queue, the governor and the metrics treat them like any others. The load ends by itself if
     `ask` is not called again.
     """
 
@@ -39,7 +39,7 @@ class Load:
         self.deadline_ms = service.settings.deadline_ms
 
     async def ask(self, per_second: float, deadline_ms: float) -> None:
-        """Sets the load, for a few seconds."""
+        """Set the load for a few seconds."""
         if not 0 <= per_second <= MOST_PER_SECOND:
             raise RequestError(f"per_second {per_second}: expected 0 to {MOST_PER_SECOND:g}")
         if not 0 < deadline_ms <= MOST_DEADLINE_MS:
@@ -52,7 +52,7 @@ class Load:
     async def _send(self) -> None:
         following = time.monotonic()
         while self.per_second and (now := time.monotonic()) < self._until:
-            # What a stalled event loop could not send in time is not made up for in one burst.
+            # Requests that a stalled event loop could not send are not sent later in one burst.
             following = max(following, now - _MOST_LATE)
             while following <= now:
                 self._submit()
@@ -84,7 +84,7 @@ class Load:
 
 
 def history(moments: list[Moment], now: float, seconds: float, bins: int) -> list[dict[str, Any]]:
-    """Requests of the last seconds in equal stretches of time, oldest first."""
+    """Requests of the last seconds in equal intervals, oldest first."""
     step = seconds / bins
 
     def place(moment: Moment) -> int:

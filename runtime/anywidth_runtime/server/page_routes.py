@@ -1,4 +1,4 @@
-"""The page: its files, what it is about, its examples and its load."""
+"""The page: its files, its facts, its examples and its load."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from anywidth_runtime.server.tokens import brings_token
 
 _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _HEADERS = {
-    # Nothing comes from another host, and nobody frames the page.
+    # Nothing is loaded from another host, and no other page can frame this one.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
         "img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -33,7 +33,7 @@ _MOST_BODY = 1000
 
 
 def page_routes(service: Service, has_token: Any) -> APIRouter:
-    """`/`, `/docs` and what is below `/page`."""
+    """`/`, `/docs` and the routes below `/page`."""
     router = APIRouter(include_in_schema=False)
     files = resources.files("anywidth_runtime.page")
 
@@ -44,7 +44,7 @@ def page_routes(service: Service, has_token: Any) -> APIRouter:
     @router.get("/page/files/{name}")
     async def file(name: str) -> Response:
         kind = _TYPES.get(name.rpartition(".")[2])
-        # The names of the package's own files; an address cannot name any other.
+        # Only names of the package's own files are served.
         if kind is None or name not in {one.name for one in files.iterdir()}:
             raise HTTPException(404, f"no file {name!r}")
         return Response(files.joinpath(name).read_bytes(), media_type=kind, headers=_HEADERS)
@@ -104,7 +104,7 @@ def page_routes(service: Service, has_token: Any) -> APIRouter:
 
 
 def describe(service: Service) -> dict[str, Any]:
-    """What the page shows before anything ran."""
+    """What the page shows before the first run."""
     network = service.network
     return {
         "name": service.settings.name,
@@ -134,7 +134,7 @@ def describe(service: Service) -> dict[str, Any]:
 
 
 def state(service: Service, load: Load) -> dict[str, Any]:
-    """What the governor is doing."""
+    """The state of the governor."""
     now = time.monotonic()
     return {
         "per_second": load.per_second,

@@ -1,4 +1,4 @@
-"""Image files in, image files out: what a network's input and output make of pictures."""
+"""Image files as inputs and outputs of a network."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from anywidth_runtime.errors import RequestError
 from anywidth_runtime.network import Network
 
 _RANKS = 4
+_DEEP = 65535
+# Of a longer strip, only so many times its shorter side are resized.
+_LONGEST = 8
 
 
 class PictureTooLarge(RequestError):
-    """An image of more pixels than the server takes."""
+    """An image has more pixels than the server accepts."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +27,12 @@ class PictureInput:
     """How an image file becomes an input of (N, C, H, W).
 
     Args:
-        name: of the input.
-        dtype: of the input; values are in [0, 1].
-        channels: 1 takes grey values, 3 red, green and blue.
-        size: (height, width) that images are brought to; None takes any size.
-        shorter: for a fixed size: bring the shorter side to this, then cut out the middle, as
-            validation does with photographs; None squeezes the whole image into the size.
+        name: name of the input.
+        dtype: type of the input; values are in [0, 1].
+        channels: 1 for grey values, 3 for red, green and blue.
+        size: (height, width) to which images are resized; None accepts any size.
+        shorter: for a fixed size: resize the shorter side to this and cut out the centre, as in
+            validation; None resizes the whole image to the size, whatever its shape.
     """
 
     name: str
@@ -40,7 +43,7 @@ class PictureInput:
 
     @staticmethod
     def of(network: Network) -> PictureInput | None:
-        """What a network's only input takes; None if it takes no pictures."""
+        """How the only input of a network takes pictures; None if it takes none."""
         if len(network.inputs) != 1 or network.task == "reinforcement":
             return None
         (one,) = network.inputs
@@ -55,8 +58,8 @@ class PictureInput:
         return PictureInput(one.name, one.dtype, int(channels), size, shorter)  # type: ignore[arg-type]
 
     def read(self, file: bytes, most_pixels: int) -> np.ndarray:
-        """(1, C, H, W) of one image file, turned as its EXIF data says."""
-        from PIL import Image, ImageOps
+        """(1, C, H, W) of one image file, rotated by its EXIF data."""
+        from PIL import Image
 
         try:
             with Image.open(io.BytesIO(file)) as opened:
@@ -65,14 +68,17 @@ class PictureInput:
                         f"an image of {opened.width} x {opened.height} pixels: the server takes "
                         f"{most_pixels / 1e6:g} megapixels"
                     )
-                picture = ImageOps.exif_transpose(opened)
+                picture = _upright(opened)
+                if picture.mode == "F":
+                    raise RequestError("floating-point pixels have no known range; send 8 bits")
                 if picture.mode.startswith("I"):
-                    # 16-bit grey, which conversion would clip rather than scale.
-                    picture = Image.fromarray((np.asarray(picture) // 257).astype(np.uint8))
+                    picture = _in_8_bits(picture)
+                if "transparency" in picture.info:
+                    picture = picture.convert("RGBA")
                 picture = picture.convert("L" if self.channels == 1 else "RGB")
         except RequestError:
             raise
-        except Exception as error:  # decoders of broken files raise whatever they trip over
+        except Exception as error:  # decoders raise many kinds of errors
             raise RequestError(f"not an image that can be read: {error}") from error
         if self.size is not None:
             picture = self._fitted(picture)
@@ -86,15 +92,40 @@ class PictureInput:
         height, width = self.size
         if self.shorter is None:
             return picture.resize((width, height), Image.Resampling.BILINEAR)
-        scale = self.shorter / min(picture.size)
-        sides = (round(picture.width * scale), round(picture.height * scale))
-        larger = picture.resize(sides, Image.Resampling.BILINEAR)
-        left, top = (larger.width - width) // 2, (larger.height - height) // 2
-        return larger.crop((left, top, left + width, top + height))
+        least = min(picture.size)
+        if max(picture.size) > _LONGEST * least:  # resized whole, it could fill any memory
+            sides = [min(side, _LONGEST * least) for side in picture.size]
+            picture = _middle(picture, *sides)
+        sides = [int(self.shorter * side / least) for side in picture.size]
+        return _middle(picture.resize(sides, Image.Resampling.BILINEAR), width, height)
+
+
+def _middle(picture: Any, width: int, height: int) -> Any:
+    left, top = round((picture.width - width) / 2), round((picture.height - height) / 2)
+    return picture.crop((left, top, left + width, top + height))
+
+
+def _upright(picture: Any) -> Any:
+    """Rotated by EXIF data, if a PNG has it before its pixels."""
+    from PIL import ImageOps
+
+    if picture.format == "PNG" and "exif" not in picture.info:
+        return picture
+    return ImageOps.exif_transpose(picture)
+
+
+def _in_8_bits(picture: Any) -> Any:
+    """16-bit grey, which Pillow would clip rather than scale."""
+    from PIL import Image
+
+    levels = np.asarray(picture).astype(np.int64)
+    if levels.min() < 0 or levels.max() > _DEEP:
+        raise RequestError(f"grey values up to {levels.max()}: expected 8 or 16 bits")
+    return Image.fromarray(((levels * 255 + _DEEP // 2) // _DEEP).astype(np.uint8))
 
 
 def makes_pictures(network: Network) -> bool:
-    """Whether the first output is a picture, as large as one likes."""
+    """Whether the first output is a picture of any size."""
     shape = network.outputs[0].shape
     return len(shape) == _RANKS and shape[1] in (1, 3)
 
@@ -105,7 +136,7 @@ def write_png(image: np.ndarray) -> bytes:
 
     levels = (np.clip(image, 0, 1) * 255 + 0.5).astype(np.uint8).transpose(1, 2, 0)
     file = io.BytesIO()
-    # The fastest compression: the time of the network is what the answer is about.
+    # The fastest compression, because the time of the answer matters more than its size.
     Image.fromarray(levels[..., 0] if levels.shape[2] == 1 else levels).save(
         file, "PNG", compress_level=1
     )

@@ -1,7 +1,7 @@
 """Requests of the Open Inference Protocol, version 2.
 
-A request is JSON; with the header `Inference-Header-Content-Length` it is that many bytes of JSON,
-followed by the tensors that say `binary_data_size`, one after the other.
+A request is JSON. With the header `Inference-Header-Content-Length` it is that many bytes of JSON,
+followed by the tensors that have a `binary_data_size`, one after the other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from anywidth_runtime.errors import RequestError
 
-# The protocol's names of types.
+# Type names of the protocol.
 TO_NUMPY = {
     "BOOL": "bool",
     **{f"UINT{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
@@ -41,9 +41,9 @@ class Wanted:
     """An output that a request asks for.
 
     Args:
-        name: as the network calls it.
-        is_binary: append its bytes to the answer rather than write numbers.
-        classes: return the so many largest values with the names of their classes instead.
+        name: its name in the network.
+        is_binary: append its bytes to the answer instead of writing numbers.
+        classes: return this many of the largest values with the names of their classes instead.
         encoding: "png" returns each image of the output as the bytes of a PNG file.
     """
 
@@ -55,16 +55,16 @@ class Wanted:
 
 @dataclass(frozen=True)
 class InferenceRequest:
-    """What a request asks for.
+    """A request.
 
     Args:
-        tensors: arrays by the inputs' names.
-        files: image files by the inputs' names: a list, one per image.
-        outputs: those that are wanted; empty for all.
-        width: the width it insists on.
+        tensors: input name → array.
+        files: input name → list of image files, one per image.
+        outputs: the outputs to return; empty for all.
+        width: the width to run at.
         deadline_ms: when its answer is due.
-        id: comes back with the answer.
-        is_binary: whether outputs that it does not list go back as bytes.
+        id: returned with the answer.
+        is_binary: whether outputs that it does not list are returned as bytes.
     """
 
     tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -77,11 +77,9 @@ class InferenceRequest:
 
 
 def read_request(body: bytes, json_length: int | None) -> InferenceRequest:
-    """Reads the body of `/infer`; what is wrong with it is a `RequestError`.
+    """Read the body of `/infer`; raises `RequestError` if it is invalid.
 
-    Args:
-        body: the whole of it.
-        json_length: the header `Inference-Header-Content-Length`, if there is one.
+    `json_length` is the header `Inference-Header-Content-Length`, if there is one.
     """
     if json_length is not None and not 0 <= json_length <= len(body):
         raise RequestError(
@@ -121,7 +119,7 @@ def read_request(body: bytes, json_length: int | None) -> InferenceRequest:
 
 
 def read_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks a request's parameters; those of a query string are text."""
+    """Check the parameters of a request; those of a query string are text."""
     if unknown := sorted(set(given) - set(_PARAMETERS)):
         raise RequestError(f"unknown parameters {unknown}: expected {', '.join(_PARAMETERS)}")
     found: dict[str, Any] = dict(given)
@@ -154,7 +152,7 @@ def _milliseconds(value: Any) -> float:
 def _read_input(
     data: Mapping[str, Any], rest: memoryview
 ) -> tuple[str, np.ndarray | list[bytes], memoryview]:
-    """The name and value of one input, and the bytes behind it."""
+    """The name and value of one input, and the remaining bytes."""
     name, datatype = data.get("name"), data.get("datatype")
     if not isinstance(name, str):
         raise RequestError(f"an input named {name!r}: expected a name")
@@ -208,8 +206,15 @@ def _from_json(data: Any, kind: np.dtype, name: str) -> np.ndarray:
         array = np.asarray(data)
         if array.dtype.kind not in "biuf":
             raise TypeError
-        converted = array.astype(kind)
-        if kind.kind != "f" and not np.array_equal(converted, array):
+        with np.errstate(over="ignore"):
+            converted = array.astype(kind)
+        # Numbers beyond a float's range would become infinite.
+        is_kept = (
+            np.array_equal(np.isfinite(converted), np.isfinite(array))
+            if kind.kind == "f"
+            else np.array_equal(converted, array)
+        )
+        if not is_kept:
             raise TypeError
     except (TypeError, ValueError, OverflowError) as error:
         raise RequestError(f"the data of {name!r} are not all numbers of type {kind}") from error
@@ -222,7 +227,7 @@ def _split_bytes(raw: memoryview, name: str) -> list[bytes]:
     while len(raw):
         length = int.from_bytes(raw[:LENGTH_BYTES], "little")
         if len(raw) < LENGTH_BYTES + length:
-            raise RequestError(f"{name!r}: element {len(found)} is longer than the bytes that came")
+            raise RequestError(f"{name!r}: element {len(found)} is longer than the remaining bytes")
         found.append(bytes(raw[LENGTH_BYTES : LENGTH_BYTES + length]))
         raw = raw[LENGTH_BYTES + length :]
     return found

@@ -1,10 +1,9 @@
-"""Starts and stops the server."""
+"""Start and stop the server."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,20 +13,17 @@ from anywidth_runtime.network import open as open_network
 from anywidth_runtime.server.application import make_app
 from anywidth_runtime.server.service import Service
 from anywidth_runtime.server.settings import Settings
+from anywidth_runtime.short_pauses import shorten_pauses
 
-# Seconds that a thread may keep Python to itself: the default of 5 ms would delay narrow widths by
-# several times what they take.
-SWITCH_INTERVAL = 0.0005
 _GRACE_SECONDS = 30
 
 
 def serve(path: Path, settings: Settings, *, host: str = "127.0.0.1", port: int = 8000) -> None:
-    """Serves a bundle until the process is told to end (SIGTERM, Ctrl-C).
+    """Serve a bundle until SIGTERM or Ctrl-C.
 
-    Then it takes no more connections, answers every request it has, and returns.
+    Then it accepts no more connections, answers every request it has, and returns.
     """
     network = open_network(path, threads=settings.threads)
-    sys.setswitchinterval(SWITCH_INTERVAL)
     service = Service(network, settings)
     config = uvicorn.Config(
         make_app(service),
@@ -38,6 +34,7 @@ def serve(path: Path, settings: Settings, *, host: str = "127.0.0.1", port: int 
         timeout_graceful_shutdown=_GRACE_SECONDS,
         server_header=False,
     )
+    shorten_pauses()
     try:
         with _ending_well():
             _Server(config, service).run()
@@ -47,7 +44,7 @@ def serve(path: Path, settings: Settings, *, host: str = "127.0.0.1", port: int 
 
 @contextlib.contextmanager
 def _ending_well() -> Iterator[None]:
-    """A server that was told to end has not failed: uvicorn would raise the signal again."""
+    """Unlike uvicorn, do not raise the signal again: a server told to end has not failed."""
     told = (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.signal(number, lambda *_: None) for number in told}
     try:
@@ -58,7 +55,7 @@ def _ending_well() -> Iterator[None]:
 
 
 class _Server(uvicorn.Server):
-    """Says where it listens once it does."""
+    """Print the address as soon as the server listens."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -84,5 +81,5 @@ class _Server(uvicorn.Server):
         if settings.has_page:
             lines.insert(1, f"  page       {address}/")
         if not settings.token and host not in ("127.0.0.1", "::1"):
-            lines.append("Anybody who reaches this address may use it: see --token-file")
+            lines.append("Anybody who can reach this address can use it; see --token-file")
         return lines

@@ -26,7 +26,7 @@ _FILE_THREADS = 2
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer: the outputs that were asked for, and how they came about."""
+    """An answer: the requested outputs, and facts about the run."""
 
     outputs: list[tuple[Wanted, Value]]
     parameters: dict[str, Any]
@@ -35,8 +35,8 @@ class Reply:
 class Service:
     """Answers inference requests in the order of their deadlines.
 
-    Widths that the governor may choose are opened before the first request: one that had to be
-    opened under load would cost every request behind it.
+    Widths that the governor may choose are opened before the first request, because opening one
+    under load would delay every request behind it.
     """
 
     def __init__(self, network: Network, settings: Settings) -> None:
@@ -66,19 +66,21 @@ class Service:
         self._files = ThreadPoolExecutor(_FILE_THREADS, "anywidth-files")
 
     async def infer(self, request: InferenceRequest, since: float) -> Reply:
-        """Answers a request that came at `since`, by the scheduler's clock.
+        """Answer a request that arrived at `since`, on the scheduler's clock.
 
-        Raises `RequestError` for one that is wrong, and its kinds `QueueFull` and `TooLate`.
+        Raises `RequestError` if it is invalid, and its subclasses `QueueFull` and `TooLate`.
         """
         wanted = self._wanted(request)
         width = None if request.width is None else self.network.resolve(request.width)
-        arrays = self.network.check({**request.tensors, **await self._pictures(request.files)})
-        size = self._size(arrays)
+        patience = request.deadline_ms or self._patience(width)
         try:
+            pictures = await self._pictures(request.files, since + patience / 1000)
+            arrays = self.network.check({**request.tensors, **pictures})
+            size = self._size(arrays)
             served = await asyncio.wrap_future(
                 self.scheduler.submit(
                     arrays,
-                    deadline_ms=request.deadline_ms or self._patience(width),
+                    deadline_ms=patience,
                     width=width,
                     size=size,
                     since=since,
@@ -94,7 +96,7 @@ class Service:
         return Reply(outputs, self._noted(served, since, size))
 
     def close(self, timeout: float | None = None) -> bool:
-        """Answers what waits and ends the threads; returns whether all was answered."""
+        """Answer waiting requests and end the threads; returns whether all were answered."""
         is_done = self.scheduler.close(timeout)
         self._files.shutdown(wait=is_done, cancel_futures=not is_done)
         return is_done
@@ -107,7 +109,7 @@ class Service:
         return [{self.network.outputs[0].name: found}]
 
     def _noted(self, served: Served, since: float, size: float) -> dict[str, Any]:
-        """Counts an answer and says how it came about."""
+        """Count an answer and describe its run."""
         milliseconds = 1000 * (self.scheduler.clock() - since)
         self.metrics.served(served.width, milliseconds, served.run_ms, is_in_time=served.is_in_time)
         return {
@@ -120,15 +122,18 @@ class Service:
         }
 
     def _patience(self, width: float | str | None) -> float:
-        """A request for a width wants that width, however long it takes."""
+        """A request for a width gets that width, however long it takes."""
         return math.inf if width is not None else self.settings.deadline_ms
 
     def _size(self, arrays: Mapping[str, np.ndarray]) -> float:
-        """How much work a request is, beside the example that latency was measured with."""
+        """The work of a request relative to the example that latency was measured with."""
         first = self.network.inputs[0]
         return arrays[first.name].size / math.prod(first.example)
 
-    async def _pictures(self, files: Mapping[str, list[bytes]]) -> dict[str, np.ndarray]:
+    async def _pictures(
+        self, files: Mapping[str, list[bytes]], deadline: float
+    ) -> dict[str, np.ndarray]:
+        """Decode image files, unless the request is late already."""
         if not files:
             return {}
         takes = self.picture_input
@@ -137,14 +142,17 @@ class Service:
         if set(files) != {takes.name}:
             raise RequestError(f"image files for {sorted(files)}: expected {takes.name!r}")
         loop = asyncio.get_running_loop()
-        most = self.settings.most_pixels
-        read = [
-            await loop.run_in_executor(self._files, takes.read, file, most)
-            for file in files[takes.name]
-        ]
+        most, drops = self.settings.most_pixels, self.settings.late == "drop"
+
+        def decode(file: bytes) -> np.ndarray:
+            if drops and self.scheduler.clock() >= deadline:
+                raise TooLate("the deadline passed while the request waited to be decoded")
+            return takes.read(file, most)
+
+        read = [await loop.run_in_executor(self._files, decode, one) for one in files[takes.name]]
         if len({array.shape for array in read}) != 1:
             sizes = [f"{array.shape[3]} x {array.shape[2]}" for array in read]
-            raise RequestError(f"images of several sizes, {sizes}: send a request for each")
+            raise RequestError(f"images of several sizes, {sizes}: send one request per size")
         return {takes.name: np.concatenate(read) if len(read) > 1 else read[0]}
 
     def _wanted(self, request: InferenceRequest) -> list[Wanted]:

@@ -1,4 +1,4 @@
-"""What a server is told when it starts."""
+"""The settings of a server."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class Settings:
     """How a bundle is served.
 
     Args:
-        name: of the model in addresses: /v2/models/NAME/infer.
-        deadline_ms: when answers are due to requests that name no deadline.
+        name: the model's name in addresses: /v2/models/NAME/infer.
+        deadline_ms: deadline of requests that do not have one.
         late: "drop" answers 503 to a request that cannot be in time, "answer" answers it late.
-        least_width: the governor never goes narrower; requests may ask for what they like.
+        least_width: the governor never goes narrower; requests may still ask for any width.
         least_accuracy: the governor never goes below this accuracy.
-        hysteresis: the governor widens only if this share of the time is left over.
-        overhead_ms: what an answer takes from the end of a run to the client.
-        threads: that one run of the network may use.
-        workers: runs that go on at once; 0 for one per core and threads, less one core.
-        most_waiting: requests that may wait; one more is answered 503.
-        most_body: bytes that a request may have; more is answered 413.
-        most_held: bytes that all requests together may have; more is answered 503.
-        most_pixels: pixels that an image may have; more is answered 413.
-        token: what requests must bring as `Authorization: Bearer TOKEN`; "" for none.
+        hysteresis: the governor widens only if this share of the time is to spare.
+        overhead_ms: time from the end of a run until the client has the answer.
+        threads: number of threads per run.
+        workers: number of runs at the same time; 0 chooses cores / threads, less one core.
+        most_waiting: largest number of waiting requests; further ones are answered 503.
+        most_body: largest number of bytes per request; larger ones are answered 413.
+        most_held: largest number of bytes of all requests together; further ones get 503.
+        most_pixels: largest number of pixels per image; larger ones are answered 413.
+        token: requests must send `Authorization: Bearer TOKEN`; "" for none.
         has_page: whether `/` shows the page.
         has_load: whether the page can put load on the server, to show the governor at work.
     """
@@ -68,12 +68,12 @@ class Settings:
     def worker_count(self) -> int:
         if self.workers:
             return self.workers
-        # One core is left to the server itself: it reads requests and decodes images.
+        # One core is left for the server itself, which reads requests and decodes images.
         return max(1, (len(os.sched_getaffinity(0)) - 1) // self.threads)
 
 
 def read_token(file: Path | None) -> str:
-    """The token in a file or in the environment; never on the command line, where others see it."""
+    """Read the token from a file or the environment; others could see it on the command line."""
     if file is None:
         return os.environ.get(TOKEN_VARIABLE, "").strip()
     try:
@@ -86,6 +86,6 @@ def read_token(file: Path | None) -> str:
 
 
 def model_name(bundle: Path) -> str:
-    """A file's name as a model's: letters, digits, '-', '_' and '.'."""
+    """The name of a file as the name of a model: letters, digits, '-', '_' and '.'."""
     name = "".join(one if one.isalnum() or one in "-_." else "-" for one in bundle.stem)
     return name or "net"

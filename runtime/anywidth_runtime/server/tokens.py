@@ -1,4 +1,4 @@
-"""The token that a server may ask for."""
+"""The token that a server may require."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi import HTTPException, Request
 
 
 def brings_token(request: Request, token: str) -> bool:
-    """Whether a request brings the token; any does if there is none."""
+    """Whether a request has the token; always true if the server requires none."""
     given = request.headers.get("Authorization", "")
     return not token or hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
 

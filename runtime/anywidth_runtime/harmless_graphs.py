@@ -1,7 +1,7 @@
-"""What a graph may contain: read before onnxruntime sees it.
+"""Check the contents of a graph before onnxruntime reads it.
 
-An ONNX file can name other files to read weights from, and operators from other libraries. A bundle
-needs neither, so every field of the graph is walked, and all that is not known to be harmless is
+An ONNX file can name other files with weights, and operators of other libraries. A bundle needs
+neither, so every field of the graph is read, and anything that is not known to be harmless is
 refused. Field numbers are those of onnx.proto.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from anywidth_runtime.errors import BundleError
 
 LOCATION = b"weights"
-"""Where a graph says its weights are; the runtime hands them over instead."""
+"""The file that a graph names for its weights; the runtime passes them instead."""
 
 _DEEPEST = 16
 _TEXT = "text"
@@ -34,7 +34,7 @@ class Placeholder:
 
 
 def read_placeholders(graph: bytes) -> dict[str, Placeholder]:
-    """The weights a graph expects from outside; raises `BundleError` if it asks for more."""
+    """The weights that a graph expects; raises `BundleError` if it asks for anything else."""
     known = {1: "", 2: _TEXT, 3: _TEXT, 4: _TEXT, 5: "", 6: _TEXT, 7: "graph", 8: "", 14: ""}
     graphs = [_bytes(value) for number, value in _known(graph, known) if number == 7]
     if len(graphs) != 1:
@@ -63,7 +63,9 @@ def _check_node(data: bytes, depth: int) -> None:
     known = {**dict.fromkeys((1, 2, 3, 4, 6, 7), _TEXT), 5: "attribute", 9: ""}
     for number, value in _known(data, known):
         if number == 7 and value not in (b"", b"ai.onnx"):
-            raise BundleError(f"an operator of {_text(value)[:60]!r}; expected those of ONNX alone")
+            raise BundleError(
+                f"an operator of {_text(value)[:60]!r}; expected only operators of ONNX"
+            )
         if number == 5:
             _check_attribute(_bytes(value), depth)
 
@@ -97,7 +99,7 @@ def _read_tensor(data: bytes, is_outermost: bool) -> tuple[str, Placeholder | No
     if not is_external and not locations:
         return name, None
     if not is_outermost or not is_external or locations != 1 or code not in _DTYPES:
-        raise BundleError(f"weights from outside where none belong ({name[:60]!r})")
+        raise BundleError(f"external weights where none are allowed ({name[:60]!r})")
     if any(size >= 2**31 for size in shape):
         raise BundleError(f"a weight {name[:60]!r} of shape {shape[:8]}")
     return name, Placeholder(_DTYPES[code], tuple(shape))
@@ -113,7 +115,7 @@ def _check_location(data: bytes) -> None:
 def _known(data: bytes, known: dict[int, str]) -> Iterator[Field]:
     for number, value in _fields(data):
         if number not in known:
-            raise BundleError(f"a graph with a part that no bundle has (field {number})")
+            raise BundleError(f"a graph with a part that a bundle never has (field {number})")
         if known[number] == _TEXT:
             _text(value)
         yield number, value
