@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import itertools
 import os
 import re
 import sys
+import warnings
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from anywidth.app.failures import explained
+from anywidth.app.interrupts import exit_code, stopped_by_signals
+from anywidth.app.plain_text import in_one_line, visible, write_anything
+
+# Set by the shell while it asks what a half-typed command may go on with.
+_COMPLETION = "_ANYWIDTH_COMPLETE"
 EXPECTED = {"integer": "a whole number", "float": "a number", "number": "a number"}
 
 
 def main() -> None:
     """Run the command line; a user's mistake gives one clear line, not a traceback."""
+    write_anything()
+    # Python would spend a second on cycles of garbage before the process ends.
+    atexit.register(gc.freeze)
+    # Pillow warns of large images long before it refuses them.
+    warnings.filterwarnings("ignore", message="Image size .* decompression bomb")
     try:
-        code = _run(sys.argv[1:])
-        sys.stdout.flush()
+        with stopped_by_signals():
+            code = _run(sys.argv[1:])
+            sys.stdout.flush()
     except KeyboardInterrupt:
-        _end("Stopped.", 130)
+        _end("Stopped.", exit_code())
     except BrokenPipeError:
         # The reader of the output is gone (`| head`), so the buffered rest is discarded.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -28,6 +44,11 @@ def main() -> None:
             "install it with: pip install 'anywidth[cli]'",
             2,
         )
+    except (RuntimeError, MemoryError) as error:
+        said = explained(error)
+        if said is None:
+            raise
+        _end(f"anywidth: {said}", 1)
     except OSError as error:
         # Not a mistake in the arguments: no permission, a full disk, a lost mount.
         where = f": {error.filename}" if error.filename else ""
@@ -46,8 +67,11 @@ def _run(arguments: list[str]) -> int:
     # This class may be Typer's own or from a package that Typer depends on.
     usage_error: type[Any] = typer.BadParameter.__bases__[0]
     command = get_command(app)
+    if asked := os.environ.get(_COMPLETION):
+        return _complete(command, asked)
     try:
-        with command.make_context("anywidth", arguments or ["--help"]) as context:
+        made = command.make_context("anywidth", arguments or ["--help"])
+        with made as context, _heartbeat(arguments):
             command.invoke(context)
     except typer.Exit as exit_:
         return exit_.exit_code
@@ -56,12 +80,30 @@ def _run(arguments: list[str]) -> int:
     except usage_error as error:
         _end(f"anywidth: {_said(error, arguments)}", 2)
     except AnywidthError as error:
-        _end(f"anywidth: {' '.join(str(error).split())}", 2)
+        _end(f"anywidth: {in_one_line(str(error))}", 2)
     return 0
+
+
+def _heartbeat(arguments: list[str]) -> AbstractContextManager[None]:
+    """Long work that shows nothing says that it goes on; a server is silent between requests."""
+    from anywidth.measuring.heartbeat import working
+
+    if arguments[:1] in ([], ["serve"]):
+        return nullcontext()
+    return working(f"anywidth {arguments[0]}: still at work")
+
+
+def _complete(command: Any, asked: str) -> int:
+    """Answer the shell; --install-completion teaches it to ask."""
+    from typer.completion import shell_complete
+
+    return shell_complete(command, {}, "anywidth", _COMPLETION, asked)
 
 
 def _said(error: Any, arguments: list[str]) -> str:
     """The error in the arguments, in one line."""
+    if close := getattr(error, "possibilities", None):
+        return f"no option {error.option_name}; did you mean {close[0]}?"
     kind = re.search(r"\bvalid (integer|float|number)\b", error.message)
     option = error.param.opts[0] if getattr(error, "param", None) is not None else ""
     given = _given(option, arguments)
@@ -79,7 +121,7 @@ def _given(option: str, arguments: list[str]) -> str | None:
 
 
 def _end(text: str, code: int) -> None:
-    print(text, file=sys.stderr)
+    print(visible(text), file=sys.stderr)
     raise SystemExit(code) from None
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import hashlib
 import importlib
+import importlib.util
 import inspect
-import os
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -16,7 +20,10 @@ from torch import nn
 from anywidth import models
 from anywidth.errors import AnywidthError
 
-FORMS = "mobilenet_v1, torchvision:resnet50, timm:resnet50 or package.module:function"
+FORMS = (
+    "mobilenet_v1, torchvision:resnet50, timm:resnet50, package.module:function or "
+    "path/to/file.py:function"
+)
 
 # Their own initialisation takes many seconds; PyTorch's default is used instead.
 _SLOW_TO_INITIALIZE = ("googlenet", "inception_v3")
@@ -28,7 +35,8 @@ def load_model(spec: str, **options: Any) -> nn.Module:
     Args:
         spec: a network of `anywidth.models` ("mobilenet_v1"), one of torchvision
             ("torchvision:resnet50"), one of timm ("timm:resnet50"), or any function that returns
-            a network ("package.module:function"; the current folder is searched too).
+            a network ("package.module:function", where the current folder is searched too, or
+            "path/to/file.py:function").
         options: arguments of the function that builds it, e.g. `num_classes=10`.
 
     Example:
@@ -37,25 +45,38 @@ def load_model(spec: str, **options: Any) -> nn.Module:
     source, colon, name = spec.partition(":")
     if not colon:
         return _build(spec, _from_zoo(spec), options)
+    if source not in ("torchvision", "timm"):
+        source, _, name = spec.rpartition(":")  # a path may have a colon
     if not source or not name:
         raise AnywidthError(f"no network {spec!r}: expected something like {FORMS}")
     if source == "torchvision":
         return _build(spec, _from_torchvision(name), options)
     if source == "timm":
         return _build(spec, _from_timm(name), options)
-    with _current_folder_importable():
-        found = _from_module(spec, source, name)
+    file = Path(source).expanduser() if source.endswith(".py") else None
+    with _importable(Path.cwd() if file is None else file.absolute().parent):
+        found = _from_module(spec, source, file, name)
         return found if isinstance(found, nn.Module) else _build(spec, found, options)
+
+
+MOST_ENTRIES = 2**29
+"""The largest example, which is 2 GB in single precision."""
+
+
+def is_code(spec: str) -> bool:
+    """Whether building `spec` runs code beside the zoo's, torchvision's and timm's."""
+    return spec.partition(":")[0] not in ("torchvision", "timm") if ":" in spec else False
 
 
 def parse_input(text: str) -> tuple[int, ...]:
     """The shape of one example, without the batch: "3x224x224" gives (3, 224, 224)."""
     parts = [part.strip() for part in text.lower().split("x")]
     # Only ASCII digits: int() would also take "1_0" and other scripts.
-    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+    are_digits = all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts)
+    if not are_digits or not 0 < math.prod(map(int, parts)) <= MOST_ENTRIES:
         raise AnywidthError(
             f"input {text!r} is not a shape: expected whole numbers above 0 joined by x, without "
-            "the batch, such as 3x224x224"
+            f"the batch, such as 3x224x224, with at most {MOST_ENTRIES:,} entries"
         )
     return tuple(map(int, parts))
 
@@ -105,9 +126,13 @@ def _from_timm(name: str) -> Callable[..., Any]:
     return lambda **options: timm.create_model(name, **{"pretrained": False, **options})
 
 
-def _from_module(spec: str, module_name: str, name: str) -> Any:
+def _from_module(spec: str, module_name: str, file: Path | None, name: str) -> Any:
     try:
-        found: Any = importlib.import_module(module_name)
+        found: Any = (
+            importlib.import_module(module_name) if file is None else _module_of_file(spec, file)
+        )
+    except AnywidthError:
+        raise
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise AnywidthError(
@@ -131,6 +156,26 @@ def _from_module(spec: str, module_name: str, name: str) -> Any:
     return found
 
 
+def _module_of_file(spec: str, file: Path) -> ModuleType:
+    """A Python file as a module; the same file gives the same module."""
+    if not file.is_file():
+        raise AnywidthError(f"{spec!r}: there is no file {file}")
+    path = str(file.resolve())
+    name = f"anywidth_model_{hashlib.sha256(path.encode()).hexdigest()[:16]}"
+    if name not in sys.modules:
+        described = importlib.util.spec_from_file_location(name, path)
+        assert described is not None
+        assert described.loader is not None
+        module = importlib.util.module_from_spec(described)
+        sys.modules[name] = module  # its classes can be pickled and its dataclasses found
+        try:
+            described.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
 def _build(spec: str, builder: Callable[..., Any], options: dict[str, Any]) -> nn.Module:
     try:
         model = builder(**options)
@@ -149,10 +194,10 @@ def _build(spec: str, builder: Callable[..., Any], options: dict[str, Any]) -> n
 
 
 @contextlib.contextmanager
-def _current_folder_importable() -> Iterator[None]:
-    """As with `python -m`: modules in the current folder can be imported."""
-    folder = os.getcwd()
-    if folder in sys.path or "" in sys.path:
+def _importable(path: Path) -> Iterator[None]:
+    """Modules in a folder can be imported: as with `python -m`, or beside a file that is run."""
+    folder = str(path)
+    if folder in sys.path or (not sys.path[0] and path == Path.cwd()):
         yield
         return
     sys.path.insert(0, folder)

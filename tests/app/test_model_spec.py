@@ -187,3 +187,19 @@ def test_bad_shapes_are_quoted(text: str) -> None:
         parse_input(text)
     assert repr(text) in str(caught.value)
     assert "3x224x224" in str(caught.value)
+
+
+def test_a_file_may_be_named_by_its_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    built: Any = load_model(f"{folder}/my_networks.py:build", size=5)
+    assert built.in_features == 5
+    beside: Any = load_model("../my_networks.py:late")
+    assert beside.in_features == 6
+    assert type(load_model("../my_networks.py:Zoo.small")) is nn.Linear
+    with pytest.raises(AnywidthError, match=r"nothing\.py"):
+        load_model("nothing.py:build")
+    with pytest.raises(AnywidthError, match="SyntaxError"):
+        load_model("../misspelt.py:build")
+    with pytest.raises(AnywidthError, match="no_such_package_at_all"):
+        load_model("../needs_more.py:build")

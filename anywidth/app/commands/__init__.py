@@ -1,1 +1,1 @@
-"""The subcommands of `anywidth`, a file each."""
+"""The subcommands of `anywidth`, one file each."""

@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from anywidth.app.runs.run import Run
+from anywidth.app.own_command import own_command
 from anywidth.app.showing.output import console, say
-from anywidth.app.showing.plots import plot_spectra
-from anywidth.app.showing.spectrum_tables import comparison_table, spectrum_table
-from anywidth.app.tasks.command_options import DataDir, Device, EvalDir, RunFolder
-from anywidth.app.tasks.registry import check_same_task, open_trained, task_of
-from anywidth.app.tasks.results import run_report, run_spectrum, saved_spectra, saved_spectrum
-from anywidth.app.tasks.trained import Trained
+from anywidth.app.tasks.command_options import (
+    DataDir,
+    Device,
+    EvalDir,
+    ManyChannels,
+    Model,
+    RunFolder,
+    Trust,
+)
 from anywidth.errors import AnywidthError
-from anywidth.measuring.spectra import Spectrum
+from anywidth.measuring.heartbeat import working
 from anywidth.measuring.width_lists import parse_widths
-from anywidth.slimming.convert import plan_of
+
+if TYPE_CHECKING:
+    from anywidth.app.runs.folder_lock import FolderLock
+    from anywidth.app.runs.run import Run
+    from anywidth.app.tasks.trained import Trained
+    from anywidth.measuring.spectra import Spectrum
+    from anywidth.width import Width
 
 EVERY = "every"
 Widths = Annotated[
     str | None,
     typer.Option(
-        help="first:last:step, a list such as 0.25,0.5,1.0, or `every`: one for each choice of "
-        "channels there is. If not given, the run's own, such as every 0.025 of its range."
+        help="Widths: first:last:step, a list such as 0.25,0.5,1.0, or `every` for all widths that "
+        "differ in their channels. If not given, the run's own widths, such as 0.25, 0.275, ..., 1."
     ),
 ]
 
@@ -37,87 +45,119 @@ def calibrate(
     run: RunFolder,
     widths: Widths = None,
     samples: Annotated[
-        int | None, typer.Option(help="Training images; if not given, the run's own number.")
+        int | None,
+        typer.Option(
+            help="Number of training images to use; if not given, as in the run's settings."
+        ),
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="exact or moving averages; if not given, the run's own.")
+        Literal["exact", "moving"] | None,
+        typer.Option(help="How to average; if not given, as in the run's settings."),
     ] = None,
     device: Device = "auto",
+    model: Model = None,
+    trust: Trust = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Compute batch-norm statistics of a trained network for any widths, and keep them.
+    """Compute and save batch-norm statistics of a trained network for more widths.
+
+    Batch norm needs its own statistics at each width. Other commands compute
+    missing ones themselves; calibrate them here if the training data will not
+    be at hand later. The weights do not change.
 
     Example:
 
       anywidth calibrate runs/demo --widths 0.25:1.0:0.025 --samples 1000
     """
-    _check_writable(run)
-    if not open_trained(run, device, with_data=False).has_statistics:
-        say("This network has no batch norm: every width can be run as it is.")
+    from anywidth.app.tasks.registry import open_trained
+
+    _lock = hold(run)
+    if not open_trained(run, device, with_data=False, trust=trust, model=model).has_statistics:
+        say("This network has no batch norm: every width can be used without calibration.")
         return
-    trained = open_trained(run, device, data_dir=data_dir)
-    chosen = _chosen(trained, widths)
+    with working(f"opening {run} and its data"):
+        trained = open_trained(run, device, trust=trust, model=model, data_dir=data_dir)
+    chosen = chosen_widths(trained, widths)
     images = trained.calibrate(chosen, samples, method)
-    say(f"{_counted(chosen)} calibrated over {images:,} images: {', '.join(map(str, chosen))}")
-    if _earlier(trained.run) is not None:
-        say(f"Spectrum and report are of before; make them anew: anywidth spectrum {run}")
+    say(f"{counted(chosen)} calibrated over {images:,} images: {', '.join(map(str, chosen))}")
+    say_older(trained)
 
 
 def spectrum(
     run: RunFolder,
     widths: Widths = None,
+    channels: ManyChannels = None,
     latency: Annotated[
         bool,
-        typer.Option(help="Time each width, on a CPU extracted and with its norms merged."),
+        typer.Option(help="Also measure the time of one example at each width."),
     ] = True,
     device: Device = "auto",
+    model: Model = None,
+    trust: Trust = False,
     data_dir: DataDir = None,
     eval_dir: EvalDir = None,
 ) -> None:
     """Evaluate a trained network at many widths: a table, spectrum.csv and plots.
 
-    If one of the widths has no batch-norm statistics, all are calibrated first.
-    The files hold the widths of this call alone: those of an earlier one are
-    written over.
+    The spectrum shows what each width costs and how good it is, so that you can
+    choose one. Widths without batch-norm statistics are calibrated first.
+    Latency is measured with onnxruntime if anywidth-runtime is installed, else
+    with PyTorch. Files of an earlier spectrum are overwritten.
 
     Example:
 
       anywidth spectrum runs/demo --widths 0.25:1.0:0.025
     """
-    _check_writable(run)
-    trained = open_trained(run, device, data_dir=data_dir, eval_dir=eval_dir)
-    chosen = _chosen(trained, widths)
+    from anywidth.app.showing.spectrum_tables import spectrum_table
+    from anywidth.app.tasks.registry import open_trained
+    from anywidth.app.tasks.results import run_spectrum
+
+    _lock = hold(run)
+    with working(f"opening {run} and its data"):
+        trained = open_trained(
+            run, device, trust=trust, model=model, data_dir=data_dir, eval_dir=eval_dir
+        )
+    chosen = _with_channels(trained, chosen_widths(trained, widths), channels)
     trained.complete_statistics(chosen)
-    before = _earlier(trained.run)
+    before = earlier(trained.run)
     found = run_spectrum(trained, chosen, latency)
     console.print(spectrum_table(found))
     say(f"Written: {run / 'spectrum.csv'} and plots in {run / 'plots'}")
     if before is not None and not _widths(before) <= _widths(found):
-        say(f"They take the place of an earlier spectrum of {_counted(before.points)}.")
+        say(f"They replace an earlier spectrum of {counted(before.points)}.")
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs with a spectrum.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs that have a spectrum.")
+    ],
     out: Annotated[Path, typer.Option(help="The plot: .png or .svg.")] = Path("comparison.png"),
     metric: Annotated[
         str | None,
         typer.Option(
-            help="Which metric to draw: top1_error, top5_error or loss; psnr or ssim; score or "
-            "greedy_score. If not given, the first of its task."
+            help="The metric to draw: top1_error, top5_error or loss; psnr or ssim; score or "
+            "greedy_score. If not given, the first of the task."
         ),
     ] = None,
 ) -> None:
-    """Put the spectra of several runs (US-, S- and I-Nets) into one table and one plot.
+    """Compare the spectra of several runs in one table and one plot.
 
-    Runs that differ in their seed alone are one series, of which the mean is
-    shown; so are I-Nets of several widths.
+    Use it to compare a network for all widths (US-Net) with networks trained for
+    one width each (I-Nets) or for a few (S-Net). Runs that differ only in their
+    seed are one series with their mean. I-Nets of several widths are one series.
 
     Example:
 
       anywidth compare runs/us runs/s runs/i-0.25 runs/i-1.0 --out comparison.png
     """
+    from anywidth.app.runs.run import Run
+    from anywidth.app.showing.plots import plot_spectra
+    from anywidth.app.showing.spectrum_tables import comparison_table
+    from anywidth.app.tasks.registry import check_same_task
+    from anywidth.app.tasks.results import saved_spectra
+
     if len(runs) < 2:
-        raise AnywidthError("compare needs at least two runs")
+        raise AnywidthError("compare: give at least two runs")
     if not out.parent.is_dir():
         raise AnywidthError(f"--out {out}: there is no folder {out.parent}")
     if out.suffix.lower() not in (".png", ".svg"):
@@ -133,56 +173,98 @@ def compare(
 def report(
     run: RunFolder,
     baseline: Annotated[
-        list[Path] | None, typer.Option(help="A run to draw beside it; may be repeated.")
+        list[Path] | None,
+        typer.Option(help="A run to compare with; repeat the option for several runs."),
     ] = None,
     device: Device = "auto",
+    model: Model = None,
+    trust: Trust = False,
     data_dir: DataDir = None,
     eval_dir: EvalDir = None,
 ) -> None:
-    """Write report.html: spectrum, training curves, a table of widths, the plan, on one page.
+    """Write report.html: one page with all results of a run.
 
-    A super-resolution run adds crops at several widths beside bicubic and the truth.
+    It shows the spectrum, the latency, the training curves, a table of all
+    widths, the settings and the plan. Super-resolution adds crops of pictures.
+    Training writes it too; use this command to add runs to compare with.
 
     Example:
 
       anywidth report runs/us --baseline runs/i-0.25 --baseline runs/i-1.0
     """
+    from anywidth.app.runs.run import Run
+    from anywidth.app.tasks.registry import check_same_task, open_trained, task_of
+    from anywidth.app.tasks.results import run_report
+
     own, *baselines = [Run.open(folder) for folder in (run, *(baseline or []))]
-    _check_writable(run)
+    _lock = hold(run)
     check_same_task([own, *baselines])
     with_data = task_of(own).trained.sections_need_data
-    trained = open_trained(run, device, with_data, data_dir=data_dir, eval_dir=eval_dir)
-    say(f"Report: {run_report(trained, baselines)}")
-
-
-def _check_writable(folder: Path) -> None:
-    """Before the work, not after it."""
-    Run.open(folder)  # says so if it is none
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise AnywidthError(
-            f"{folder} cannot be written to, where the results belong: copy the run to a folder "
-            "that can, and name that one"
+    with working(f"opening {run}"):
+        trained = open_trained(
+            run, device, with_data, trust=trust, model=model, data_dir=data_dir, eval_dir=eval_dir
         )
+    with working("drawing the report"):
+        page = run_report(trained, baselines)
+    say(f"Report: {page}")
 
 
-def _chosen(trained: Trained, widths: str | None) -> list[float]:
-    """The widths that an option asks for."""
+def hold(folder: Path) -> FolderLock | None:
+    """A finished run that no other process writes to as long as the result exists."""
+    from anywidth.app.runs.folder_lock import lock_folder
+    from anywidth.app.runs.run import Run, check_writable
+
+    run = Run.open_finished(folder)
+    check_writable(folder)
+    try:
+        lock = lock_folder(folder)
+    except AnywidthError:
+        say(f"Waiting for another process that writes to {folder}")
+        lock = lock_folder(folder, wait=True)
+    run.remove_leftovers()
+    return lock
+
+
+def _with_channels(
+    trained: Trained, widths: Sequence[float], files: Sequence[Path] | None
+) -> list[Width]:
+    """Widths, and after them the channels in files."""
+    from anywidth.app.tasks.chosen_width import given_channels
+
+    return [*widths, *(given_channels(trained, path) for path in files or ())]
+
+
+def chosen_widths(trained: Trained, widths: str | None) -> list[float]:
+    """The widths of an option."""
+    from anywidth.slimming.convert import plan_of
+
     if widths == EVERY and trained.settings.can_narrow(trained.model):
         return plan_of(trained.model).distinct_widths()
     if widths is None or widths == EVERY:
         return trained.widths
     chosen = parse_widths(widths, f", or `{EVERY}`")
     for width in chosen:
-        trained.own_width(width)  # refuses one that the network does not have
+        trained.own_width(width)  # raises if the network does not have it
     return chosen
 
 
-def _counted(widths: Sequence[object]) -> str:
+def counted(widths: Sequence[object]) -> str:
     return "1 width" if len(widths) == 1 else f"{len(widths)} widths"
 
 
-def _earlier(run: Run) -> Spectrum | None:
-    """The spectrum there is already; a damaged one is none."""
+def say_older(trained: Trained) -> None:
+    """If there is a spectrum, say that it was measured with other statistics."""
+    if earlier(trained.run) is None:
+        return
+    say("The spectrum and report are older; update them with:")
+    for name in ("spectrum", "report"):
+        say(f"  {own_command(name, trained.run.folder, *trained.settings.allowance)}")
+
+
+def earlier(run: Run) -> Spectrum | None:
+    """The existing spectrum; a damaged file counts as missing."""
+    from anywidth.app.tasks.results import saved_spectrum
+
     with contextlib.suppress(AnywidthError):
         return saved_spectrum(run)
     return None

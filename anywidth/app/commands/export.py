@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from anywidth.app.own_command import own_command
 from anywidth.app.showing.output import say
-from anywidth.app.showing.spectrum_tables import format_count
-from anywidth.app.tasks.command_options import RunFolder, Width
-from anywidth.app.tasks.examples import as_fact
-from anywidth.app.tasks.registry import open_trained
-from anywidth.app.tasks.results import saved_spectrum
-from anywidth.app.tasks.trained import Trained
-from anywidth.deploying.branching import write_branches
-from anywidth.deploying.bundling import check_packages, write_bundle
-from anywidth.deploying.deployment import Deployment
-from anywidth.deploying.exporting import check_format, write_network
+from anywidth.app.tasks.command_options import (
+    Model,
+    MostMacs,
+    MostParameters,
+    MostTime,
+    RunFolder,
+    Trust,
+    WidthOption,
+)
 from anywidth.errors import AnywidthError
-from anywidth.measuring.cost import macs, parameter_count
+from anywidth.measuring.heartbeat import nothing, speaking, working
 from anywidth.measuring.width_lists import parse_widths
-from anywidth.slimming.convert import plan_of
-from anywidth.slimming.extraction import extract
+
+if TYPE_CHECKING:
+    from anywidth.app.tasks.chosen_width import Wanted
+    from anywidth.app.tasks.trained import Trained
+    from anywidth.translating.deployment import Deployment
+    from anywidth.width import Width
 
 _BUNDLE = ".anywidth"
 
@@ -35,26 +40,49 @@ def export(
     out: Annotated[
         Path, typer.Option(help="The file to write: NAME.anywidth, NAME.onnx or NAME.pt2.")
     ],
-    width: Width = None,
+    width: WidthOption = None,
+    budget: MostTime = None,
+    max_macs: MostMacs = None,
+    max_parameters: MostParameters = None,
     widths: Annotated[
         str | None,
         typer.Option(
             help="Many widths: first:last:step, or a list such as 0.25,0.5,1.0. If not given, "
-            "NAME.anywidth holds the run's own."
+            "NAME.anywidth gets the run's own widths, or those within --budget, --max-macs and "
+            "--max-parameters."
         ),
     ] = None,
+    channels: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--channels",
+            metavar="FILE",
+            help="Instead of --width: the channels in a file that `anywidth search` wrote. "
+            "NAME.anywidth takes several, also with --widths, and names them after their files.",
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite an existing file without asking.")
+    ] = False,
+    model: Model = None,
+    trust: Trust = False,
 ) -> None:
-    """Write a trained network as a file that runs without PyTorch.
+    """Write a trained network to a file that runs without anywidth.
 
-    NAME.anywidth holds the network at many widths, its weights once. The package
-    anywidth-runtime opens it, and anywidth serve serves it.
-    NAME.onnx is for onnxruntime and most devices. With --widths it holds many
-    widths, and an input `width` chooses one.
-    NAME.pt2 is for torch.export.load and holds one width.
+    The ending of --out decides the format:
 
-    Batch norm is folded, and normalising images is part of the file. The file is
-    read back and compared with the network at every width before it counts as
-    written. Every width must have been calibrated: anywidth calibrate RUN
+      NAME.anywidth  many widths, weights stored once; for the package
+      anywidth-runtime and for anywidth serve
+
+      NAME.onnx      one width; for onnxruntime and most devices. With --widths it
+      has many widths, and its input `width` selects one
+
+      NAME.pt2       one width; for torch.export.load
+
+    Batch norm is folded, and the file normalises images itself. It is compared
+    with the network at every width before it replaces an older file. Widths
+    without batch-norm statistics are calibrated first, which needs the run's
+    data.
 
     Examples:
 
@@ -62,62 +90,139 @@ def export(
 
       anywidth export runs/demo --width 0.4 --out shirts.onnx
     """
-    _check(out, width, widths)
-    trained, deployment = _opened(run, is_bundle=out.suffix == _BUNDLE)
+    from anywidth.app.tasks.chosen_width import Wanted, calibrated, given_channels
+    from anywidth.app.tasks.registry import open_trained
+
+    wanted = Wanted(width, budget, max_macs, max_parameters)
+    _check(out, wanted, widths, channels or [])
+    _check_free(out, force)
+    with working(f"opening {run}"):
+        trained, deployment = _opened(run, model, trust, is_bundle=out.suffix == _BUNDLE)
+    named: dict[float | str, Width] = {
+        path.stem: given_channels(trained, path) for path in channels or ()
+    }
+    if widths is not None or not named:
+        uniform = _widths(trained, wanted, widths, is_bundle=out.suffix == _BUNDLE)
+        named = {**dict(zip(uniform, uniform, strict=True)), **named}
+    trained = calibrated(
+        trained, list(named.values()), lambda: open_trained(run, "cpu", trust=trust, model=model)
+    )
     if out.suffix != _BUNDLE and widths is None:
-        _export_one(trained, deployment, out, trained.chosen(width))
+        _export_one(trained, deployment, out, *named.items())
     else:
-        many = parse_widths(widths) if widths else trained.widths if width is None else [width]
-        _export_many(trained, deployment, out, [trained.chosen(width) for width in many])
+        _export_many(trained, deployment, out, named)
     say(f"Takes {deployment.takes}: {_shape(deployment)}")
     say(f"Gives {', '.join(deployment.output_names)}")
 
 
-def _opened(run: Path, *, is_bundle: bool) -> tuple[Trained, Deployment]:
-    """A run and how its network is called; a bundle brings inputs along, to be tried on a page."""
+def _opened(
+    run: Path, model: str | None, trust: bool, *, is_bundle: bool
+) -> tuple[Trained, Deployment]:
+    """A run and its deployment; a bundle also has example inputs for the server's page."""
+    from anywidth.app.tasks.examples import as_fact
+    from anywidth.app.tasks.registry import open_trained
+
     if is_bundle:
-        with contextlib.suppress(AnywidthError):  # its data is elsewhere by now: no examples then
-            trained = open_trained(run, "cpu")
+        with contextlib.suppress(AnywidthError):  # no examples if its data has moved
+            trained = open_trained(run, "cpu", trust=trust, model=model)
             deployment = trained.deployment()
             facts = {**deployment.facts, "examples": as_fact(trained.examples())}
             return trained, dataclasses.replace(deployment, facts=facts)
-    trained = open_trained(run, "cpu", with_data=False)
+    trained = open_trained(run, "cpu", with_data=False, trust=trust, model=model)
     return trained, trained.deployment()
 
 
-def _check(out: Path, width: float | None, widths: str | None) -> None:
-    """Refuses options that do not go together, before anything is opened."""
-    if width is not None and widths is not None:
-        raise AnywidthError(f"--width {width} and --widths {widths}: give one of them")
+def _widths(
+    trained: Trained, wanted: Wanted, widths: str | None, *, is_bundle: bool
+) -> list[float]:
+    """The widths to write; a bundle has all of the run's that a budget allows."""
+    from anywidth.app.tasks.chosen_width import fitting_widths
+
+    if widths is not None:
+        return [trained.chosen(width) for width in parse_widths(widths)]
+    if not is_bundle or wanted.width is not None:
+        return [max(fitting_widths(trained, wanted))]
+    if not wanted.limits():
+        return trained.widths
+    widest = max(fitting_widths(trained, wanted))
+    return [width for width in trained.widths if width <= widest] or [widest]
+
+
+def _check_free(out: Path, force: bool) -> None:
+    """Ask before a file is overwritten; refuse if there is nobody to ask."""
+    if force or not out.exists():
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise AnywidthError(f"--out {out} exists already: overwrite it with --force, or rename it")
+    with speaking(nothing()):
+        typer.confirm(f"{out} exists already. Overwrite it?", abort=True, err=True)
+
+
+def _check(out: Path, wanted: Wanted, widths: str | None, channels: Sequence[Path]) -> None:
+    """Refuse options that contradict each other, before anything is opened."""
+    from anywidth.deploying.bundling import check_packages
+    from anywidth.deploying.exporting import check_format
+
+    limits = wanted.limits()
+    if widths is not None and (limits or wanted.width is not None):
+        given = limits[0] if limits else f"--width {wanted.width}"
+        raise AnywidthError(f"{given} and --widths {widths}: give only one of them")
+    if channels and (limits or wanted.width is not None):
+        given = limits[0] if limits else f"--width {wanted.width}"
+        raise AnywidthError(f"--channels {channels[0]} and {given}: give only one of them")
+    if len({path.stem for path in channels}) < len(channels):
+        raise AnywidthError("--channels: two files have the same name, which the bundle would use")
+    if out.suffix != _BUNDLE and (len(channels) > 1 or (channels and widths is not None)):
+        raise AnywidthError(
+            f"--out {out} --channels {channels[0]}: this file has one configuration; write "
+            "NAME.anywidth for several"
+        )
     if out.suffix == _BUNDLE:
         check_packages()
     else:
         check_format(out)
     if out.suffix == ".pt2" and widths is not None:
         raise AnywidthError(
-            f"--out {out} --widths {widths}: NAME.pt2 holds one width; write NAME.anywidth or "
+            f"--out {out} --widths {widths}: NAME.pt2 has one width; write NAME.anywidth or "
             "NAME.onnx, or give --width"
         )
     if not out.parent.is_dir():
         raise AnywidthError(f"--out {out}: there is no folder {out.parent}")
 
 
-def _export_one(trained: Trained, deployment: Deployment, out: Path, width: float) -> None:
+def _export_one(
+    trained: Trained, deployment: Deployment, out: Path, one: tuple[float | str, Width]
+) -> None:
+    from anywidth.app.showing.spectrum_tables import format_count
+    from anywidth.deploying.exporting import write_network
+    from anywidth.measuring.cost import macs, parameter_count
+    from anywidth.slimming.extraction import extract
+
+    name, width = one
     own = trained.own_width(width)
-    error = write_network(extract(trained.model, own, fold=True), deployment, out)
+    with working(f"converting width {width}"):
+        error = write_network(extract(trained.model, own, fold=True), deployment, out)
     costs = (
         f"{format_count(macs(trained.model, own))} multiply-adds",
         f"{format_count(parameter_count(trained.model, own))} parameters",
         f"{format_count(out.stat().st_size)}B",
     )
-    say(f"Written: {out}, width {width}: {', '.join(costs)}")
-    say(f"Read back and run: it differs from the network by {error:.1g} of the largest output")
+    said = name if isinstance(name, str) else f"width {name}"
+    say(f"Written: {out}, {said}: {', '.join(costs)}")
+    say(f"Read back and checked: largest error {error:.1g} of the largest output")
 
 
 def _export_many(
-    trained: Trained, deployment: Deployment, out: Path, widths: Sequence[float]
+    trained: Trained, deployment: Deployment, out: Path, widths: Mapping[float | str, Width]
 ) -> None:
-    own: dict[Any, Any] = {width: trained.own_width(width) for width in widths}
+    from anywidth.app.showing.spectrum_tables import format_count
+    from anywidth.app.tasks.results import saved_spectrum
+    from anywidth.deploying.branching import write_branches
+    from anywidth.deploying.bundling import write_bundle
+    from anywidth.measuring.cost import parameter_count
+    from anywidth.slimming.convert import plan_of
+
+    own: dict[Any, Any] = {name: trained.own_width(width) for name, width in widths.items()}
     if out.suffix == _BUNDLE:
         spectrum = None
         with contextlib.suppress(AnywidthError):  # accuracy goes into the file if it was measured
@@ -127,16 +232,15 @@ def _export_many(
         error = write_branches(trained.model, deployment, out, list(own.values()))
     full = 4 * parameter_count(trained.model, plan_of(trained.model).full)
     size = out.stat().st_size
+    names = list(own)
+    several = f"{len(own)} widths from {names[0]} to {names[-1]}" if len(own) > 1 else names[0]
     say(
-        f"Written: {out}, {len(own)} widths from {min(own)} to {max(own)}: {format_count(size)}B, "
+        f"Written: {out}, {several}: {format_count(size)}B, "
         f"{size / full:.2f} times the full network's parameters"
     )
-    say(
-        f"Read back and run at every width: it differs from the network by {error:.1g} of the "
-        "largest output"
-    )
+    say(f"Read back and checked at every width: largest error {error:.1g} of the largest output")
     if out.suffix == _BUNDLE:
-        say(f"Serve it, with a page to try it: anywidth serve {out}")
+        say(f"To serve it, with a page to try it: {own_command('serve', out)}")
 
 
 def _shape(deployment: Deployment) -> str:

@@ -1,32 +1,26 @@
-"""`anywidth inspect`: what a network's plan is, and what its widths cost."""
+"""`anywidth inspect`: the plan of a network, and the cost of its widths."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from anywidth.app.model_spec import load_model, parse_input
-from anywidth.app.showing.spectrum_tables import format_count, format_width
-from anywidth.measuring.cost import macs, parameter_count
+from anywidth.app.showing import output
+from anywidth.measuring.heartbeat import nothing, speaking, working
 from anywidth.measuring.width_lists import parse_widths
-from anywidth.planning.groups import Plan
-from anywidth.planning.plan_text import remark
-from anywidth.planning.trace import plan as make_plan
-from anywidth.slimming.convert import plan_of, slimmable
 from anywidth.width import WidthRange
 
-_WIDTH_OF_A_PIPE = 120
+if TYPE_CHECKING:
+    from anywidth.planning.groups import Plan
 
 
 def inspect(
@@ -34,7 +28,8 @@ def inspect(
         str,
         typer.Argument(
             metavar="NETWORK",
-            help="mobilenet_v1, torchvision:NAME, timm:NAME or package.module:function",
+            help="mobilenet_v1, torchvision:NAME, timm:NAME, package.module:function or "
+            "path/to/file.py:function",
             show_default=False,
         ),
     ],
@@ -44,7 +39,7 @@ def inspect(
     widths: Annotated[
         str | None,
         typer.Option(
-            help="Widths to count at: 0.25,0.5,1.0 or 0.25:1.0:0.025.",
+            help="Widths to show the cost of: 0.25,0.5,1.0 or 0.25:1.0:0.025.",
             show_default="four from low to high",
         ),
     ] = None,
@@ -52,20 +47,27 @@ def inspect(
     high: Annotated[float, typer.Option(help="The widest width.")] = 1.0,
     divisor: Annotated[int, typer.Option(help="Channels are rounded to multiples of this.")] = 8,
     verify: Annotated[
-        bool, typer.Option(help="Convert, and compare sliced with extracted at some widths.")
+        bool,
+        typer.Option(help="Convert the network and check it at some widths."),
     ] = True,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON alone, for machines.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON, for programs.")] = False,
 ) -> None:
-    """Show which channels of a network shrink together, what stays fixed and why, and the cost.
+    """Show which layers of a network can narrow, which cannot and why, and what widths cost.
+
+    Channels that must shrink together are one group, and each row is a group.
+    Nothing is trained: use it to see whether your own network suits anywidth.
 
     Examples:
 
       anywidth inspect torchvision:resnet50
 
       anywidth inspect my_package.networks:build --input 1x28x28 --json
+
+      anywidth inspect path/to/networks.py:build
     """
+    from anywidth.app.model_spec import parse_input
+    from anywidth.measuring.cost import macs, parameter_count
+
     shape = parse_input(example)
     width_range = WidthRange(low, high, divisor)
     chosen = _spread(low, high) if widths is None else parse_widths(widths)
@@ -80,7 +82,13 @@ def inspect(
 
 
 def _plan(spec: str, shape: tuple[int, ...], widths: WidthRange, verify: bool) -> Plan:
-    """The plan; where it is verified, with what verification pinned or mended in it."""
+    """The plan; if it is verified, with the changes that verification made."""
+    import torch
+
+    from anywidth.app.model_spec import load_model
+    from anywidth.planning.trace import plan as make_plan
+    from anywidth.slimming.convert import plan_of, slimmable
+
     with _saying(f"building {spec}"):
         model = load_model(spec)
     with _saying(f"tracing {spec}"):
@@ -95,13 +103,14 @@ def _plan(spec: str, shape: tuple[int, ...], widths: WidthRange, verify: bool) -
 
 @contextlib.contextmanager
 def _saying(what: str) -> Iterator[None]:
-    """On standard error, so that standard output holds the answer alone."""
+    """Show progress on standard error, so that standard output only has the answer."""
     if sys.stderr.isatty():
-        with Console(stderr=True).status(escape(what)):
+        with Console(stderr=True).status(escape(what)), speaking(nothing()):
             yield
     else:
-        typer.echo(what, err=True)
-        yield
+        output.note(what)
+        with working(what):
+            yield
 
 
 def _spread(low: float, high: float) -> list[float]:
@@ -131,14 +140,13 @@ def _to_json(
 
 
 def _print(spec: str, plan: Plan, costs: Sequence[tuple[float, int, int]]) -> None:
-    console = Console()
-    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
-        console.width = _WIDTH_OF_A_PIPE
+    from anywidth.app.showing.spectrum_tables import format_count, format_width
+
     elastic, layers = plan.elastic_layers()
-    console.print(_group_table(plan))
+    output.console.print(_group_table(plan))
     for note in plan.notes:
-        console.print(f"note: {note}", markup=False, highlight=False)
-    console.print(
+        output.console.print(f"note: {note}", markup=False, highlight=False)
+    output.console.print(
         f"{spec}: {elastic} of {layers} convolution and linear layers have an elastic output",
         markup=False,
         highlight=False,
@@ -154,10 +162,12 @@ def _print(spec: str, plan: Plan, costs: Sequence[tuple[float, int, int]]) -> No
             f"{parameters:,}",
             format_count(parameters),
         )
-    console.print(table)
+    output.console.print(table)
 
 
 def _group_table(plan: Plan) -> Table:
+    from anywidth.planning.plan_text import remark
+
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("group", overflow="fold")
     table.add_column("channels", justify="right", no_wrap=True)
@@ -172,6 +182,6 @@ def _group_table(plan: Plan) -> Table:
 
 
 def _few(names: Sequence[str]) -> str:
-    """A name a line; of more than three, the first two."""
+    """One name per line; of more than three, the first two."""
     shown = names if len(names) <= 3 else [*names[:2], f"… {len(names) - 2} more"]
     return "\n".join(shown)

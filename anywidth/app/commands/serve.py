@@ -12,59 +12,67 @@ from anywidth.errors import AnywidthError
 
 def serve(
     bundle: Annotated[
-        Path, typer.Argument(metavar="NET.anywidth", help="What anywidth export wrote.")
+        Path, typer.Argument(metavar="NET.anywidth", help="A bundle, written by anywidth export.")
     ],
     host: Annotated[
-        str, typer.Option(help="The address to listen at; others can reach 0.0.0.0.")
+        str, typer.Option(help="The address to listen on; 0.0.0.0 lets other machines connect.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port to listen at; 0 for any free one.")] = 8000,
+    port: Annotated[int, typer.Option(help="The port to listen on; 0 for any free port.")] = 8000,
     name: Annotated[
-        str | None, typer.Option(help="The model's name in addresses; the file's if not given.")
+        str | None, typer.Option(help="The model's name in URLs; the file name if not given.")
     ] = None,
     deadline_ms: Annotated[
-        float, typer.Option(help="When answers are due to requests that name no deadline.")
+        float, typer.Option(help="Deadline in milliseconds of requests that give none.")
     ] = 1000.0,
     late: Annotated[
         Literal["drop", "answer"],
-        typer.Option(help="What becomes of requests that cannot be in time."),
+        typer.Option(help="What to do with requests that cannot be answered in time."),
     ] = "drop",
     least_width: Annotated[
-        float | None, typer.Option(help="The governor never goes narrower.")
+        float | None, typer.Option(help="Never run narrower than this width.")
     ] = None,
     least_accuracy: Annotated[
-        float | None, typer.Option(help="The governor never goes below this accuracy.")
+        float | None, typer.Option(help="Never run a width of lower accuracy than this.")
     ] = None,
     hysteresis: Annotated[
-        float, typer.Option(help="Share of the time that must be left over to widen; for video.")
+        float,
+        typer.Option(help="Share of the time that must be free before the width grows; for video."),
     ] = 0.0,
-    threads: Annotated[int, typer.Option(help="Threads of one run of the network.")] = 1,
-    workers: Annotated[int, typer.Option(help="Runs at once; 0 for one per core, less one.")] = 0,
+    threads: Annotated[int, typer.Option(help="Threads per pass of the network.")] = 1,
+    workers: Annotated[
+        int, typer.Option(help="Passes at the same time; 0 for one less than there are cores.")
+    ] = 0,
     most_waiting: Annotated[
-        int, typer.Option(help="Requests that may wait; one more is answered 503.")
+        int, typer.Option(help="Requests that may wait; more are answered with 503.")
     ] = 256,
     most_body: Annotated[
-        int, typer.Option(help="Bytes that a request may have; more is answered 413.")
+        int, typer.Option(help="Largest request in bytes; larger ones are answered with 413.")
     ] = 16 * 2**20,
     token_file: Annotated[
         Path | None,
-        typer.Option(help="Holds the token that requests must bring (or set ANYWIDTH_TOKEN)."),
+        typer.Option(help="File with the token that requests must send (or set ANYWIDTH_TOKEN)."),
     ] = None,
     page: Annotated[bool, typer.Option(help="Show the page at /.")] = True,
     ray: Annotated[
-        bool, typer.Option("--ray", help="Serve with Ray Serve: on the machines of its cluster.")
+        bool, typer.Option("--ray", help="Serve with Ray Serve, on the machines of its cluster.")
     ] = False,
-    replicas: Annotated[int, typer.Option(help="With --ray: how many, or at least.")] = 1,
+    replicas: Annotated[
+        int, typer.Option(help="With --ray: number of replicas, or the least number.")
+    ] = 1,
     most_replicas: Annotated[
-        int | None, typer.Option(help="With --ray: add replicas up to so many.")
+        int | None, typer.Option(help="With --ray: largest number of replicas.")
     ] = None,
     target_width: Annotated[
-        float | None, typer.Option(help="With --ray: while the mean width served is below this.")
+        float | None,
+        typer.Option(help="With --ray: add replicas while the mean width is below this."),
     ] = None,
 ) -> None:
-    """Serve a bundle over HTTP: every request at the widest width that is in time.
+    """Serve an exported network over HTTP, each request at the widest width that is fast enough.
 
-    Speaks the Open Inference Protocol (v2), takes image files too, and shows a page where one can
-    try every width. Ctrl-C ends it after all that was accepted is answered.
+    Under load the server runs narrower widths, so that requests still meet their
+    deadlines. It speaks the Open Inference Protocol (v2), accepts image files
+    too, and has a page with a slider over all widths. After Ctrl-C it answers
+    the requests it has accepted, and stops.
 
     Example:
 
@@ -74,15 +82,17 @@ def serve(
     """
     try:
         from anywidth_runtime.errors import BundleError, RequestError
-        from anywidth_runtime.server.settings import Settings, model_name, read_token
         from anywidth_runtime.server.starting import start
     except ModuleNotFoundError as error:
         raise AnywidthError(
             f"serving needs the package {error.name!r}: pip install './runtime[serve]'"
         ) from error
     try:
-        settings = Settings(
-            name=name or model_name(bundle),
+        start(
+            bundle,
+            host=host,
+            port=port,
+            name=name,
             deadline_ms=deadline_ms,
             late=late,
             least_width=least_width,
@@ -92,15 +102,9 @@ def serve(
             workers=workers,
             most_waiting=most_waiting,
             most_body=most_body,
-            token=read_token(token_file),
+            token_file=token_file,
             has_page=page,
-        )
-        start(
-            bundle,
-            settings,
-            host=host,
-            port=port,
-            with_ray=ray,
+            ray=ray,
             replicas=replicas,
             most_replicas=most_replicas,
             target_width=target_width,

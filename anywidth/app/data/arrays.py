@@ -1,5 +1,6 @@
 """Image sets that fit into memory."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,13 @@ from torch import Tensor
 from anywidth.app.data.idx import SUFFIXES, find_idx, read_idx
 from anywidth.errors import AnywidthError
 
-ARRAY_NAMES = ("bundled", "fashion_mnist", "cifar10", "cifar100")
+ARRAY_NAMES = {
+    "bundled": "Fashion-MNIST (bundled)",
+    "fashion_mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+}
+"""The sets by their name on the command line, and as people write them."""
 
 BUNDLED = Path(__file__).parent / "bundled"
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
@@ -51,6 +58,13 @@ class ImageArrays:
     def __len__(self) -> int:
         return len(self.images)
 
+    def digest(self) -> str:
+        """Differs for other images, labels, or another order of them."""
+        whole = hashlib.blake2b(digest_size=12)
+        for part in (self.images, self.labels):
+            whole.update(part.cpu().contiguous().numpy().data)
+        return whole.hexdigest()
+
     def to(self, device: torch.device | str) -> "ImageArrays":
         """Return the same samples on a device, without a copy if they are already there."""
         return ImageArrays(self.images.to(device), self.labels.to(device), self.classes)
@@ -71,8 +85,7 @@ def load_arrays(name: str, root: Path | str | None = None, train: bool = True) -
     if name in ("cifar10", "cifar100"):
         if root is None:
             raise AnywidthError(
-                f"{name} is not part of the package: give the folder of its files (--data-dir on "
-                "the command line, root in code)"
+                f"{name} is not part of the package: give the folder of its files with --data-dir"
             )
         from anywidth.app.data.cifar import CIFAR10, CIFAR100, read_cifar
 
@@ -92,10 +105,7 @@ def _fashion_mnist_folders(root: Path | str | None) -> list[Path]:
 
 def _existing(root: Path) -> Path:
     if not root.is_dir():
-        raise AnywidthError(
-            f"{root} is not a folder: give the folder of the files (--data-dir on the command "
-            "line, root in code)"
-        )
+        raise AnywidthError(f"{root} is not a folder: give the folder of the files with --data-dir")
     return root
 
 
@@ -117,7 +127,7 @@ def _read_fashion_mnist(folders: list[Path], train: bool) -> ImageArrays:
     raise AnywidthError(
         f"Fashion-MNIST was not found: expected {names[0]} and {names[1]} (plain or ending in "
         f"{endings}) in one of {', '.join(map(str, folders))}; give the folder of the files "
-        "(--data-dir on the command line, root in code), or install Debian's package "
+        "with --data-dir, or install Debian's package "
         "dataset-fashion-mnist"
     )
 

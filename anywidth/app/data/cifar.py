@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from anywidth.errors import AnywidthError
+from anywidth.files import read_bytes
 
 PIXELS = 3 * 32 * 32
 
@@ -86,7 +87,7 @@ def read_cifar(
     raise AnywidthError(
         f"{layout.name} was not found: expected {', '.join(names)} in {folders[0]} or {folders[1]} "
         f"(binary version), or torchvision's folder {root / layout.pickle_folder}; give the "
-        "folder of the files (--data-dir on the command line, root in code)"
+        "folder of the files with --data-dir"
     )
 
 
@@ -103,7 +104,7 @@ def _read_binary(layout: BinaryLayout, folder: Path, train: bool) -> tuple[Tenso
 
 
 def _read_records(layout: BinaryLayout, path: Path, train: bool) -> Tensor:
-    data = bytearray(path.read_bytes())
+    data = bytearray(read_bytes(path))
     if len(data) == 0 or len(data) % layout.record_bytes:
         official = layout.official_records[0 if train else 1]
         raise AnywidthError(

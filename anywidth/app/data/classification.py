@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from anywidth.app.data.arrays import ARRAY_NAMES, ImageArrays, load_arrays
 from anywidth.app.data.augment import Augmentation, channel_statistics
 from anywidth.app.data.loader import DeviceLoader
-from anywidth.app.data.order import choose_balanced, hold_out
+from anywidth.app.data.order import ImageLoader, choose_balanced, hold_out
 from anywidth.errors import AnywidthError
 
 if TYPE_CHECKING:
@@ -23,30 +23,19 @@ HELD_OUT_SHARE = 0.1
 EVALUATION_RESIZE = 256 / 224
 
 
-class Loader(Protocol):
-    """The interface of training, validation and calibration data."""
+class Epochs:
+    """A loader that yields the next epoch each time it is read, in a new order."""
 
-    @property
-    def samples(self) -> int:
-        """The samples of all ranks together."""
-
-    @property
-    def batch_size(self) -> int:
-        """The samples of a full batch, all ranks together."""
+    def __init__(self, loader: ImageLoader) -> None:
+        self.loader = loader
+        self._next = 0
 
     def __len__(self) -> int:
-        """Return the steps of an epoch."""
+        return len(self.loader)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches of epoch 0."""
-
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's part of each batch of an epoch, from step ``start`` on."""
-
-    def subset(
-        self, count: int, seed: int = 0, *, batch_size: int | None = None, augmented: bool = False
-    ) -> "Loader":
-        """Return a loader over ``count`` random samples in one fixed random order."""
+        self._next += 1
+        return self.loader.epoch(self._next - 1)
 
 
 @dataclass(frozen=True)
@@ -57,13 +46,38 @@ class ClassificationData:
     Images on the scale from 0 to 1 were normalised with ``mean`` and ``std``.
     """
 
-    train: Loader
-    validation: Loader
-    calibration: Loader
+    train: ImageLoader
+    validation: ImageLoader
+    calibration: ImageLoader
     classes: tuple[str, ...]
     input_shape: tuple[int, int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    images: tuple[int, int]
+    """The numbers of training and validation images, before a limit or a split."""
+    digests: tuple[str, str]
+    """The digests of both sets of images."""
+    judging: ImageLoader
+    """The images that a search judges by: those kept out of training, if there are any."""
+    is_held_out: bool
+
+    def check_files(self, *, skip_corrupt: bool, remember: bool) -> None:
+        """Check all files of a folder before training; see `check_images`."""
+        if not isinstance(self.train, DeviceLoader):
+            from anywidth.app.data.folder import FolderLoader
+            from anywidth.app.data.folder_check import check_images
+
+            loaders = [
+                one for one in (self.train, self.validation) if isinstance(one, FolderLoader)
+            ]
+            check_images(loaders, skip_corrupt=skip_corrupt, remember=remember)
+
+    def facts(self) -> dict[str, object]:
+        """How a run recognises the data that it was trained with."""
+        names = "training images", "validation images"
+        counts = dict(zip(names, self.images, strict=True))
+        digests = dict(zip((f"digest of {name}" for name in names), self.digests, strict=True))
+        return {"classes": list(self.classes), **counts, **digests}
 
 
 def load_classification(
@@ -82,6 +96,7 @@ def load_classification(
     limit: int | None = None,
     validation: Literal["test", "split"] = "test",
     skip_corrupt: bool = False,
+    held_out: float = 0.0,
 ) -> ClassificationData:
     """Load a named set, or image folders: ``"folder"`` with ``root``, or a path as ``name``.
 
@@ -89,7 +104,8 @@ def load_classification(
     FolderAugmentation for folders; None switches it off. ``limit`` keeps the first so many training
     images, with balanced classes. ``validation`` is the ``"test"`` set (``val/`` of a folder), or a
     ``"split"``: a tenth of the training images of each class, which is then not used for training
-    and is the same for every seed.
+    and is the same for every seed. ``held_out`` is the share of the training images of each class
+    that a search judges by; they too are not used for training and are the same for every seed.
 
     ``image_size`` (224 unless given), ``workers`` and ``skip_corrupt`` are for folders; see
     FolderLoader.
@@ -98,10 +114,12 @@ def load_classification(
         raise AnywidthError(f"validation={validation!r}: expected 'test' or 'split'")
     split = validation == "split"
     if name in ARRAY_NAMES:
-        source = _open_named(name, root, augmentation, image_size, device, limit, split)
+        source = _open_named(name, root, augmentation, image_size, device, limit, split, held_out)
     else:
         folder, size = _folder_of(name, root), 224 if image_size is None else image_size
-        source = _open_folder(folder, augmentation, size, workers, skip_corrupt, limit, split)
+        source = _open_folder(
+            folder, augmentation, size, workers, skip_corrupt, limit, split, held_out
+        )
     open_loader = partial(source.open_loader, device=device, rank=rank, world_size=world_size)
     train = open_loader(
         source.train,
@@ -112,6 +130,12 @@ def load_classification(
         drop_last=True,
         positions=source.trained,
     )
+    judged = source.judged if source.judged is not None else source.validated
+    judging = train.subset(train.samples, seed, batch_size=evaluation_batch_size)
+    if judged is not None:
+        judging = source.open_loader(
+            source.train, batch_size=evaluation_batch_size, device=device, positions=judged
+        )
     return ClassificationData(
         train=train,
         validation=open_loader(
@@ -122,6 +146,10 @@ def load_classification(
         input_shape=source.input_shape,
         mean=source.mean,
         std=source.std,
+        images=(len(source.train), len(source.validation)),
+        digests=(source.train.digest(), source.validation.digest()),
+        judging=judging,
+        is_held_out=judged is not None,
     )
 
 
@@ -129,7 +157,7 @@ def load_classification(
 class _Source:
     """Samples for training and validation, their positions (None: all), and their loader."""
 
-    open_loader: Callable[..., Loader]
+    open_loader: Callable[..., ImageLoader]
     train: "ImageArrays | ImageFiles"
     trained: Tensor
     validation: "ImageArrays | ImageFiles"
@@ -137,6 +165,7 @@ class _Source:
     input_shape: tuple[int, int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    judged: Tensor | None
 
 
 def _open_named(
@@ -147,6 +176,7 @@ def _open_named(
     device: torch.device | str,
     limit: int | None,
     split: bool,
+    held_out: float,
 ) -> _Source:
     if augmentation is not None and not isinstance(augmentation, Augmentation):
         raise AnywidthError(
@@ -156,10 +186,10 @@ def _open_named(
     channels, height, width = arrays.images.shape[1:]
     if image_size not in (None, height):
         raise AnywidthError(
-            f"image_size={image_size}, but the images of {name!r} are {height} x {width}: leave "
-            "image_size out"
+            f"--image-size {image_size}, but the images of {name!r} are {height} x {width}: leave "
+            "it out"
         )
-    trained, held_out = _choose(arrays.labels, limit, split)
+    trained, validated, judged = _choose(arrays.labels, limit, split, held_out)
     mean, std = channel_statistics(arrays.images[trained])
     # Moved to the device here, so that all loaders share one copy.
     shared = arrays.to(device)
@@ -168,10 +198,11 @@ def _open_named(
         train=shared,
         trained=trained,
         validation=shared if split else load_arrays(name, root, train=False),
-        validated=held_out,
+        validated=validated,
         input_shape=(channels, height, width),
         mean=mean,
         std=std,
+        judged=judged,
     )
 
 
@@ -183,6 +214,7 @@ def _open_folder(
     skip_corrupt: bool,
     limit: int | None,
     split: bool,
+    held_out: float,
 ) -> _Source:
     from anywidth.app.data.folder import (
         IMAGENET_MEAN,
@@ -199,7 +231,7 @@ def _open_folder(
     train = scan_split(root, "train")
     validation = train if split else scan_split(root, "val")
     check_same_classes(train, validation)
-    trained, held_out = _choose(train.labels, limit, split)
+    trained, validated, judged = _choose(train.labels, limit, split, held_out)
     return _Source(
         open_loader=partial(
             FolderLoader,
@@ -211,10 +243,11 @@ def _open_folder(
         train=train,
         trained=trained,
         validation=validation,
-        validated=held_out,
+        validated=validated,
         input_shape=(3, size, size),
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
+        judged=judged,
     )
 
 
@@ -222,8 +255,8 @@ def _folder_of(name: str, root: Path | str | None) -> Path:
     if name == "folder":
         if root is None:
             raise AnywidthError(
-                "data 'folder' needs the folder that contains train/ and val/: --data-dir on the "
-                "command line, root in code"
+                "--data folder needs the folder that contains train/ and val/: give it with "
+                "--data-dir"
             )
         return Path(root)
     if os.sep in name or Path(name).is_dir():
@@ -234,12 +267,17 @@ def _folder_of(name: str, root: Path | str | None) -> Path:
     )
 
 
-def _choose(labels: Tensor, limit: int | None, split: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the positions to train on and, for a split, those to validate on."""
-    trained, held_out = torch.arange(len(labels)), None
+def _choose(
+    labels: Tensor, limit: int | None, split: bool, held_out: float
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the positions for training, for validation by a split, and for judging."""
+    trained, validated, judged = torch.arange(len(labels)), None, None
+    # Independent of the run's seed, so that runs with different seeds can be compared.
     if split:
-        # Independent of the run's seed, so that runs with different seeds can be compared.
-        trained, held_out = hold_out(labels, HELD_OUT_SHARE, seed=0)
+        trained, validated = hold_out(labels, HELD_OUT_SHARE, seed=0)
+    if held_out > 0:
+        kept, judged = hold_out(labels[trained], held_out, seed=1)
+        trained, judged = trained[kept], trained[judged]
     if limit is not None and limit < len(trained):
         trained = trained[choose_balanced(labels[trained], limit)]
-    return trained, held_out
+    return trained, validated, judged

@@ -4,11 +4,13 @@ import logging
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
+from anywidth.app.data import decoding_workers
 from anywidth.app.data.augment import normalize
 from anywidth.app.data.folder_images import (
     FolderAugmentation,
@@ -17,7 +19,7 @@ from anywidth.app.data.folder_images import (
     ImageFiles,
     scan_folder,
 )
-from anywidth.app.data.order import BatchOrder, OrderedLoader, choose_subset
+from anywidth.app.data.order import BatchOrder, ImageLoader
 from anywidth.errors import AnywidthError, few_of
 
 logger = logging.getLogger(__name__)
@@ -50,7 +52,7 @@ def check_same_classes(train: ImageFiles, validation: ImageFiles) -> None:
         )
 
 
-class FolderLoader(OrderedLoader):
+class FolderLoader(ImageLoader):
     """Yield normalised (images, labels) batches of image files.
 
     The order is drawn from (seed, epoch), and the augmentation of an image from (seed, epoch,
@@ -69,70 +71,64 @@ class FolderLoader(OrderedLoader):
         self,
         files: ImageFiles,
         *,
-        batch_size: int,
         size: int = 224,
         resize: int = 256,
         augmentation: FolderAugmentation | None = None,
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
-        seed: int = 0,
-        shuffle: bool = False,
-        drop_last: bool = False,
         device: torch.device | str = "cpu",
-        rank: int = 0,
-        world_size: int = 1,
         workers: int = 4,
         skip_corrupt: bool = False,
         positions: Tensor | None = None,
+        **order: Any,
     ) -> None:
-        """Read ``files``, or only those at ``positions``; augmentation replaces resize and crop."""
+        """Augmentation replaces resize and crop; ``positions``, ``order`` as in ImageLoader."""
         if not 1 <= size <= resize:
             raise AnywidthError(
                 f"size={size}, resize={resize}: expected 1 <= size <= resize: a square of size "
                 "is cut from an image whose shorter side is resize"
             )
-        self.device = torch.device(device)
         self.files = files
         self.size, self.resize = size, resize
-        self.augmentation = augmentation
-        self.mean, self.std = tuple(mean), tuple(std)
         self.workers = workers
         self.skip_corrupt = skip_corrupt
-        self.positions = positions
+        super().__init__(len(files), mean, std, augmentation, device, positions, **order)
+
+    def _prepare(self) -> None:
         self.corrupt: dict[str, str] = {}
-        self.order = BatchOrder(
-            samples=len(files) if positions is None else len(positions),
-            batch_size=batch_size,
-            seed=seed,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            rank=rank,
-            world_size=world_size,
-        )
-        self._mean = torch.tensor(self.mean, device=self.device)
-        self._std = torch.tensor(self.std, device=self.device)
         on_cuda = self.device.type == "cuda"
         self._copies = torch.cuda.Stream(self.device) if on_cuda else None
-        self._sampler = _RankBatches(self.order, positions)
-        images = FolderImages(files, size=size, resize=resize, augmentation=augmentation, seed=seed)
+        self._sampler = _RankBatches(self.order, self.positions)
+        images = FolderImages(
+            self.files,
+            size=self.size,
+            resize=self.resize,
+            augmentation=self.augmentation,
+            seed=self.order.seed,
+        )
         self._decoded = DataLoader(
             images,
             batch_sampler=self._sampler,
-            num_workers=workers,
+            num_workers=self.workers,
             collate_fn=images.collate,
             pin_memory=on_cuda,
-            persistent_workers=workers > 0,
+            persistent_workers=self.workers > 0,
             worker_init_fn=_leave_interrupts_to_the_parent,
             # Otherwise it would draw from the global generator at every epoch.
             generator=torch.Generator(),
         )
         self._epoch_under_way = object()
 
+    def paths(self) -> Iterator[Path]:
+        """The files that this loader reads."""
+        places = range(len(self.files)) if self.positions is None else self.positions.tolist()
+        return (self.files.path(place) for place in places)
+
     def _batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         token = self._epoch_under_way = object()
         self._sampler.epoch, self._sampler.start = epoch, start
         skipped: list[str] = []
-        for batch in self._decoded:
+        for batch in decoding_workers.watched(self._decoded):
             self._account_for_faults(batch)
             skipped.extend(path for path, _ in batch.corrupt)
             images = normalize(self._to_device(batch.images), self._mean, self._std)
@@ -164,7 +160,7 @@ class FolderLoader(OrderedLoader):
             path, reason = batch.corrupt[0]
             raise AnywidthError(
                 f"{path} is not a whole image ({reason}): replace or remove it, or skip such "
-                "files (--skip-corrupt on the command line, skip_corrupt=True in code)"
+                "files with --skip-corrupt"
             )
         self.corrupt.update(batch.corrupt)
         if self.order.drop_last and len(batch.images) == 0:
@@ -183,32 +179,6 @@ class FolderLoader(OrderedLoader):
         computation.wait_stream(self._copies)
         copied.record_stream(computation)
         return copied
-
-    def subset(
-        self, count: int, seed: int = 0, *, batch_size: int | None = None, augmented: bool = False
-    ) -> "FolderLoader":
-        """Return a loader over ``count`` random files in one fixed random order.
-
-        It keeps the last, shorter batch. Unless ``augmented``, images are resized and cropped as
-        for evaluation.
-        """
-        chosen = choose_subset(self.samples, count, seed)
-        return FolderLoader(
-            self.files,
-            batch_size=batch_size or self.batch_size,
-            size=self.size,
-            resize=self.resize,
-            augmentation=self.augmentation if augmented else None,
-            mean=self.mean,
-            std=self.std,
-            seed=self.order.seed,
-            device=self.device,
-            rank=self.order.rank,
-            world_size=self.order.world_size,
-            workers=self.workers,
-            skip_corrupt=self.skip_corrupt,
-            positions=chosen if self.positions is None else self.positions[chosen],
-        )
 
 
 class _RankBatches(Sampler[list[tuple[int, int]]]):

@@ -1,8 +1,10 @@
 """The images of a folder with one subfolder per class: list, decode, transform, collate."""
 
+import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from anywidth.errors import AnywidthError
-from anywidth.seeds import derive_seed
+from anywidth.app.data.image_reading import central_square, decode
+from anywidth.errors import AnywidthError, few_of
+from anywidth.training.seeds import derive_seed
 
 try:
     from torchvision import transforms
-    from torchvision.datasets import ImageFolder
-    from torchvision.datasets.folder import pil_loader
+    from torchvision.datasets.folder import IMG_EXTENSIONS
     from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 except ModuleNotFoundError as error:
     raise AnywidthError(
@@ -60,6 +62,10 @@ class FolderAugmentation:
             )
 
 
+# A copy of a folder has the same files; so many of them are compared by their sizes too.
+_MOST_SIZES = 1000
+
+
 class ImageFiles:
     """The image files below a folder, their labels and the class names.
 
@@ -78,6 +84,16 @@ class ImageFiles:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def digest(self) -> str:
+        """Differs if a file has another name, class or place; or another size, among many files."""
+        whole = hashlib.blake2b(digest_size=12)
+        for part in (self._names, self._ends, self.labels):
+            whole.update(part.numpy().data)
+        for index in range(0, len(self), -(-len(self) // _MOST_SIZES)):
+            path = self.path(index)
+            whole.update(f"{path.stat().st_size if path.exists() else None},".encode())
+        return whole.hexdigest()
+
     def path(self, index: int) -> Path:
         start = int(self._ends[index - 1]) if index else 0
         name = self._names[start : int(self._ends[index])].numpy().tobytes()
@@ -87,13 +103,47 @@ class ImageFiles:
 def scan_folder(folder: Path) -> ImageFiles:
     """List the images below ``folder``; its subfolders are the classes."""
     try:
-        found = ImageFolder(str(folder))
-    except FileNotFoundError as error:
+        classes = sorted(entry.name for entry in _entries(folder) if entry.is_dir())
+        above = frozenset(map(str, (folder.resolve(), *folder.resolve().parents)))
+        # Sorted by folder, then by name: the order of training must not change.
+        found = [
+            (path, label)
+            for label, name in enumerate(classes)
+            for path in sorted(_images(os.path.join(folder, name), above), key=os.path.split)
+        ]
+    except OSError as error:
         raise AnywidthError(
-            f"{folder} has a class without images: {error}; expected one folder per class, each "
-            "with at least one image"
+            f"{error.filename} cannot be listed ({error.strerror or error}): check its permissions"
         ) from error
-    return ImageFiles(folder, found.samples, found.classes)
+    if not classes:
+        raise AnywidthError(f"{folder} has no subfolders: expected one folder per class")
+    empty = sorted(set(classes) - {classes[label] for _, label in found})
+    if empty:
+        raise AnywidthError(
+            f"{folder} has a class without images: {few_of(empty)}; expected one folder per class, "
+            f"each with at least one image that ends in {', '.join(IMG_EXTENSIONS)}"
+        )
+    return ImageFiles(folder, found, classes)
+
+
+def _images(folder: str, above: frozenset[str]) -> Iterator[str]:
+    """The image files below a folder; `above` are the real paths of the folders that it is in."""
+    real = os.path.realpath(folder)
+    if real in above:
+        raise AnywidthError(
+            f"{folder} is a link to {real}, a folder that it is in, so its images would be found "
+            "again and again; remove the link"
+        )
+    for entry in _entries(folder):
+        if entry.is_dir():
+            yield from _images(entry.path, above | {real})
+        elif entry.name.lower().endswith(IMG_EXTENSIONS):
+            yield entry.path
+
+
+def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return list(entries)
 
 
 class FolderBatch(NamedTuple):
@@ -148,7 +198,7 @@ class FolderImages(Dataset[Decoded]):
         label = int(self.files.labels[index])
         path = self.files.path(index)
         try:
-            image = pil_loader(str(path))
+            image = decode(path, "RGB")
         except Exception as error:  # Pillow's decoders raise many kinds of errors.
             # Only the operating system sets an error number.
             readable = not (isinstance(error, OSError) and error.errno is not None)
@@ -173,7 +223,7 @@ class FolderImages(Dataset[Decoded]):
 
 def _transform(size: int, resize: int, augmentation: FolderAugmentation | None) -> Any:
     if augmentation is None:
-        return transforms.Compose([transforms.Resize(resize), transforms.CenterCrop(size)])
+        return partial(central_square, size=size, resize=resize)
     jitter = augmentation.jitter
     parts: list[Any] = [
         transforms.RandomResizedCrop(size, scale=(augmentation.min_area, 1.0)),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from anywidth.errors import AnywidthError
+from anywidth.files import read_bytes
 
 SUFFIXES = ("", ".gz", ".xz")
 UNSIGNED_BYTE = 0x08
@@ -45,7 +46,7 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
 
 
 def _decompress(path: Path) -> bytearray:
-    raw = path.read_bytes()
+    raw = read_bytes(path)
     try:
         if path.suffix == ".gz":
             return bytearray(gzip.decompress(raw))

@@ -1,18 +1,19 @@
 """Batches from images that are all on the device."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from anywidth.app.data.arrays import ImageArrays
 from anywidth.app.data.augment import Augmentation, apply_parameters, draw_parameters, normalize
-from anywidth.app.data.order import BatchOrder, OrderedLoader, choose_subset
+from anywidth.app.data.order import ImageLoader
 from anywidth.errors import AnywidthError
-from anywidth.seeds import derive_seed
+from anywidth.training.seeds import derive_seed
 
 
-class DeviceLoader(OrderedLoader):
+class DeviceLoader(ImageLoader):
     """Yield normalised (images, labels) batches of arrays on ``device``.
 
     The order of an epoch is drawn from (seed, epoch) and the augmentation of a step from (seed,
@@ -28,19 +29,14 @@ class DeviceLoader(OrderedLoader):
         self,
         arrays: ImageArrays,
         *,
-        batch_size: int,
         mean: Sequence[float],
         std: Sequence[float],
-        seed: int = 0,
         augmentation: Augmentation | None = None,
-        shuffle: bool = False,
-        drop_last: bool = False,
         device: torch.device | str = "cpu",
-        rank: int = 0,
-        world_size: int = 1,
         positions: Tensor | None = None,
+        **order: Any,
     ) -> None:
-        """Keep ``arrays``, or only the samples at ``positions``, on ``device``.
+        """Keep ``arrays`` on ``device``; ``positions`` and ``order`` as in ImageLoader.
 
         Arrays that are already on the device are not copied: several loaders can use different
         positions of the same images.
@@ -51,23 +47,8 @@ class DeviceLoader(OrderedLoader):
                 f"mean {tuple(mean)} and std {tuple(std)}: expected {channels} values each, one "
                 "per channel; channel_statistics(arrays.images) computes them"
             )
-        self.device = torch.device(device)
+        super().__init__(len(arrays), mean, std, augmentation, device, positions, **order)
         self.arrays = arrays.to(self.device)
-        self.mean = tuple(mean)
-        self.std = tuple(std)
-        self.augmentation = augmentation
-        self.positions = None if positions is None else positions.cpu()
-        self.order = BatchOrder(
-            samples=len(arrays) if positions is None else len(positions),
-            batch_size=batch_size,
-            seed=seed,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            rank=rank,
-            world_size=world_size,
-        )
-        self._mean = torch.tensor(self.mean, device=self.device)
-        self._std = torch.tensor(self.std, device=self.device)
 
     def _batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         order = self.order.permutation(epoch)
@@ -85,25 +66,3 @@ class DeviceLoader(OrderedLoader):
                 images = apply_parameters(images, self.augmentation, parameters, fill=self._mean)
             labels = self.arrays.labels.index_select(0, chosen)
             yield normalize(images, self._mean, self._std), labels
-
-    def subset(
-        self, count: int, seed: int = 0, *, batch_size: int | None = None, augmented: bool = False
-    ) -> "DeviceLoader":
-        """Return a loader over ``count`` random samples in one fixed random order.
-
-        It keeps the last, shorter batch and shares the images. Unless ``augmented``, images are
-        not augmented.
-        """
-        chosen = choose_subset(self.samples, count, seed)
-        return DeviceLoader(
-            self.arrays,
-            batch_size=batch_size or self.batch_size,
-            mean=self.mean,
-            std=self.std,
-            seed=self.order.seed,
-            augmentation=self.augmentation if augmented else None,
-            device=self.device,
-            rank=self.order.rank,
-            world_size=self.order.world_size,
-            positions=chosen if self.positions is None else self.positions[chosen],
-        )

@@ -1,14 +1,16 @@
 """The samples of each step of an epoch, and each rank's part of them."""
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from anywidth.errors import AnywidthError
-from anywidth.seeds import derive_seed
+from anywidth.training.seeds import derive_seed
 
 
 @dataclass(frozen=True)
@@ -40,20 +42,20 @@ class BatchOrder:
             )
         if self.batch_size < self.world_size:
             raise AnywidthError(
-                f"batch_size {self.batch_size} counts all {self.world_size} ranks together and "
-                f"leaves some without a sample: pass batch_size={self.world_size} or more"
+                f"--batch-size {self.batch_size} counts all {self.world_size} ranks together and "
+                f"leaves some without a sample: give --batch-size {self.world_size} or more"
             )
         if self.drop_last and self.batch_size % self.world_size:
             fitting = self.batch_size - self.batch_size % self.world_size
             raise AnywidthError(
-                f"batch_size {self.batch_size} does not split evenly over {self.world_size} ranks, "
-                f"which training needs: pass batch_size={fitting} or another multiple"
+                f"--batch-size {self.batch_size} does not split evenly over {self.world_size} "
+                f"ranks, which training needs: give --batch-size {fitting} or another multiple"
             )
         if self.drop_last and self.samples < self.batch_size:
             counted = "1 sample" if self.samples == 1 else f"{self.samples} samples"
             raise AnywidthError(
-                f"batch_size {self.batch_size} is larger than the {counted}, so no batch would be "
-                f"full: pass batch_size={self.samples} or less (--batch-size {self.samples})"
+                f"--batch-size {self.batch_size} is larger than the {counted}, so no batch would "
+                f"be full: give --batch-size {self.samples} or less"
             )
 
     def __len__(self) -> int:
@@ -124,6 +126,52 @@ class OrderedLoader(ABC):
         """This rank's part of each batch from step ``start`` on."""
 
 
+class ImageLoader(OrderedLoader):
+    """A loader of labelled, normalised images on a device, from which a few can be chosen.
+
+    It has all of its images, or only those at ``positions``. ``order`` are fields of BatchOrder.
+    """
+
+    def __init__(
+        self,
+        images: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        augmentation: Any,
+        device: torch.device | str,
+        positions: Tensor | None,
+        **order: Any,
+    ) -> None:
+        self.device = torch.device(device)
+        self.augmentation = augmentation
+        self.positions = None if positions is None else positions.cpu()
+        self.order = BatchOrder(images if positions is None else len(positions), **order)
+        self._mean, self._std = (torch.tensor(x, device=self.device) for x in (mean, std))
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Called when the order, the positions and the augmentation are known."""
+
+    def subset(
+        self, count: int, seed: int = 0, *, batch_size: int | None = None, augmented: bool = False
+    ) -> Self:
+        """Return a loader over ``count`` random images in one fixed random order.
+
+        It shares the images and keeps the last, shorter batch. Unless ``augmented``, images are
+        preprocessed as for evaluation.
+        """
+        chosen = choose_subset(self.samples, count, seed)
+        twin = copy.copy(self)
+        twin.positions = chosen if self.positions is None else self.positions[chosen]
+        twin.augmentation = self.augmentation if augmented else None
+        size = batch_size or self.batch_size
+        twin.order = replace(
+            self.order, samples=count, batch_size=size, shuffle=False, drop_last=False
+        )
+        twin._prepare()
+        return twin
+
+
 def choose_subset(samples: int, count: int, seed: int) -> Tensor:
     """Return ``count`` of ``samples`` positions at random, in random order."""
     if not 1 <= count <= samples:
@@ -159,7 +207,7 @@ def hold_out(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
     if not held.any():
         raise AnywidthError(
             f"holding out {share} of each class leaves nothing to validate on: the largest class "
-            f"has {int(torch.bincount(labels).max())} samples; pass validation='test'"
+            f"has {int(torch.bincount(labels).max())} samples; give --validation test"
         )
     return torch.nonzero(~held).flatten(), torch.nonzero(held).flatten()
 

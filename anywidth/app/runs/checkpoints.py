@@ -1,16 +1,14 @@
-"""Checkpoints of a training: the newest that is whole is used, and a kill never spoils one.
+"""Checkpoints of a training run: the newest complete one is used, and a kill never damages one.
 
-    CHECKPOINTS/step-000001234/      a file a part (model, optimizer, ...) and manifest.json
+    CHECKPOINTS/step-000001234/      one file per part (model, optimizer, ...) and manifest.json
 
-One is built under a temporary name and renamed once it is on the disk, and it is only used if every
-file is whole and of the manifest's step. So a kill at any moment costs the steps since the last
-checkpoint and nothing else.
+A checkpoint is written under a temporary name and renamed when it is on the disk. It is only used
+if every file is complete and belongs to the manifest's step. A kill at any moment therefore costs
+only the steps since the last checkpoint.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import re
@@ -21,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from anywidth.errors import AnywidthError
+from anywidth.errors import AnywidthError, errors_about
 from anywidth.files import (
     encode_tensors,
     errors_that_name,
@@ -33,6 +31,16 @@ from anywidth.files import (
     write_atomically,
     write_json,
 )
+from anywidth.json_values import (
+    anything,
+    checksum_of,
+    listed,
+    mapped,
+    record,
+    refuse,
+    text,
+    whole,
+)
 
 Tensors = Mapping[str, Tensor]
 Metadata = Mapping[str, str]
@@ -41,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 LAYOUT_VERSION = 1
 _MANIFEST = "manifest.json"
-# Under which name a part keeps its checkpoint's step.
+# The name under which a part keeps the step of its checkpoint.
 _OF_STEP = "anywidth.step"
 _STEP = re.compile(r"step-(\d+)(?:\.(\d+))?")
 
@@ -51,10 +59,10 @@ class Checkpoint:
     """The state after `step` training steps.
 
     Args:
-        step: how many training steps have been done.
+        step: number of training steps done.
         tensors: part ("model", "optimizer", ...) → name → tensor, on the CPU.
-        metadata: part → the text that was saved with it.
-        state: the counters and other JSON data that were saved.
+        metadata: part → text saved with it.
+        state: counters and other JSON data.
     """
 
     step: int
@@ -64,14 +72,14 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints in a folder, which the first one creates."""
+    """The checkpoints in a folder; the first one creates the folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._refused: set[Path] = set()
 
     def folders(self) -> list[Path]:
-        """Oldest first, damaged ones among them."""
+        """Oldest first, including damaged ones."""
         found = self._folder.iterdir() if self._folder.is_dir() else ()
         return sorted((path for path in found if _STEP.fullmatch(path.name)), key=_position)
 
@@ -83,16 +91,16 @@ class Checkpoints:
         metadata: Mapping[str, Metadata],
         keep: int,
     ) -> Path:
-        """Writes a checkpoint and returns its folder; see `Run.save_checkpoint`."""
+        """Write a checkpoint and return its folder; see `Run.save_checkpoint`."""
         if not isinstance(step, int) or step < 0:
-            raise AnywidthError(f"step {step!r} must be a whole number of at least 0")
+            raise AnywidthError(f"step {step!r}: expected a whole number of at least 0")
         if keep < 1:
-            raise AnywidthError(f"keep={keep}: at least one checkpoint must be kept")
+            raise AnywidthError(f"keep={keep}: expected at least 1")
         saved = [path for path in self.folders() if path not in self._refused]
         if saved and _position(saved[-1])[0] > step:
             raise AnywidthError(
-                f"step {step} lies before {saved[-1]}, which is already saved; continue from it: "
-                "run.load_checkpoint()"
+                f"step {step} is before {saved[-1]}, which is already saved; continue from there "
+                "with run.load_checkpoint()"
             )
         folder = self._fresh_folder(step)
         self._folder.mkdir(exist_ok=True)
@@ -103,8 +111,8 @@ class Checkpoints:
                 temporary.mkdir()
             for part, values in tensors.items():
                 name = part_file(part)
-                text = {**metadata.get(part, {}), _OF_STEP: str(step)}
-                data = encode_tensors(values, text, folder / name)
+                about = {**metadata.get(part, {}), _OF_STEP: str(step)}
+                data = encode_tensors(values, about, folder / name)
                 write_atomically(temporary / name, data, named=folder / name)
             files = [part_file(part) for part in tensors]
             manifest = {"version": LAYOUT_VERSION, "step": step, "files": files, "state": state}
@@ -125,10 +133,10 @@ class Checkpoints:
         return folder
 
     def load(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole; None where none was ever saved.
+        """The newest complete checkpoint; None if none was ever saved.
 
-        A damaged one is named once in the log, which without further settings is a plain line on
-        standard error, and the one before it is taken.
+        A damaged checkpoint is named once in the log (by default a line on standard error), and the
+        one before it is used.
         """
         known = set(self._refused)
         reasons: dict[Path, str] = {}
@@ -142,7 +150,7 @@ class Checkpoints:
             for refused, reason in reasons.items():
                 if refused not in known:
                     logger.warning(
-                        "damaged checkpoint refused: %s; going back to step %d",
+                        "damaged checkpoint ignored: %s; continuing from step %d",
                         reason,
                         checkpoint.step,
                     )
@@ -150,19 +158,19 @@ class Checkpoints:
         if reasons:
             run = self._folder.parent
             raise AnywidthError(
-                f"{run}: every checkpoint is damaged; start again with another --out. "
+                f"{run}: every checkpoint is damaged; start a new run with another --out. "
                 + "; ".join(reasons.values())
             )
         return None
 
     def _fresh_folder(self, step: int) -> Path:
-        """A step saved again gets a new name, so that the old one stays until the new is whole."""
+        """A new name if the step was saved before: the old one stays until this is complete."""
         times = [again for saved, again in map(_position, self.folders()) if saved == step]
         name = f"step-{step:09d}" + (f".{max(times) + 1}" if times else "")
         return self._folder / name
 
     def _remove(self, folder: Path) -> None:
-        """Renamed first: a kill halfway must not leave a checkpoint with files missing."""
+        """Rename first, so that a kill cannot leave a checkpoint with missing files."""
         temporary = temporary_path(folder)
         os.rename(folder, temporary)
         remove(temporary)
@@ -170,7 +178,7 @@ class Checkpoints:
 
 
 def _position(folder: Path) -> tuple[int, int]:
-    """The step, and how many times that step had been saved before."""
+    """The step, and how often that step was saved before."""
     match = _STEP.fullmatch(folder.name)
     assert match is not None
     return int(match[1]), int(match[2] or 0)
@@ -178,20 +186,8 @@ def _position(folder: Path) -> tuple[int, int]:
 
 def part_file(part: str) -> str:
     if not part.isidentifier():
-        raise AnywidthError(f"part {part!r} names a file; use a plain word such as 'model'")
+        raise AnywidthError(f"part {part!r}: expected a plain word such as 'model'")
     return f"{part}.safetensors"
-
-
-def checksum_of(data: Mapping[str, Any]) -> str:
-    """Of the data as they will be read back: JSON turns every key into text."""
-    try:
-        text = json.dumps(json.loads(json.dumps(data)), sort_keys=True)
-    except (TypeError, ValueError) as error:
-        raise AnywidthError(
-            f"the state to save is not JSON data ({error}); it can hold numbers, text, None, "
-            "lists and dicts, and flatten_state takes tensors apart"
-        ) from error
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _read_checkpoint(folder: Path) -> Checkpoint:
@@ -204,11 +200,30 @@ def _read_checkpoint(folder: Path) -> Checkpoint:
             f"{LAYOUT_VERSION}"
         )
     if checksum_of(manifest) != expected:
-        raise AnywidthError(f"{path}: its content does not fit its checksum")
+        raise AnywidthError(f"{path}: its content does not match its checksum")
+    with errors_about(path):
+        found = _CONTENTS(manifest, "")
     tensors, metadata = {}, {}
-    for name in manifest["files"]:
+    for name in found["files"]:
         path = folder / name
         tensors[path.stem], metadata[path.stem] = load_tensors(path)
-        if metadata[path.stem].pop(_OF_STEP, None) not in (None, str(manifest["step"])):
-            raise AnywidthError(f"{path}: of another checkpoint")
-    return Checkpoint(manifest["step"], tensors, metadata, manifest["state"])
+        if metadata[path.stem].pop(_OF_STEP, None) not in (None, str(found["step"])):
+            raise AnywidthError(f"{path}: belongs to another checkpoint")
+    return Checkpoint(found["step"], tensors, metadata, found["state"])
+
+
+def _part_file(value: Any, at: str) -> str:
+    """The name of a part's file, which is in the checkpoint's own folder."""
+    stem, _, suffix = text(value, at).rpartition(".")
+    is_own = stem.isidentifier() and suffix == "safetensors"
+    return value if is_own else refuse(at, value, "a name such as model.safetensors")
+
+
+_CONTENTS = record(
+    {
+        "version": whole(LAYOUT_VERSION, LAYOUT_VERSION),
+        "step": whole(0),
+        "files": listed(_part_file),
+        "state": mapped(anything),
+    }
+)

@@ -1,4 +1,4 @@
-"""One writer to a folder: a lock that ends with the process, however that ends."""
+"""A lock for one writer per folder; it ends with the process, even after a kill."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from anywidth.errors import AnywidthError
 
 
 class FolderLock:
-    """Holds a folder while it exists; see `lock_folder`."""
+    """Locks a folder while this object exists; see `lock_folder`."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -23,13 +23,10 @@ _held: weakref.WeakValueDictionary[Path, FolderLock] = weakref.WeakValueDictiona
 
 
 def lock_folder(folder: Path, *, wait: bool = False) -> FolderLock | None:
-    """Claims a folder for this process, or says that another one has it.
+    """Lock a folder for this process; raises if another process has it.
 
-    Within a process all callers share the lock. None where the system or the disk has no locks.
-
-    Args:
-        folder: to claim.
-        wait: until the other process lets go of it, rather than raise an error.
+    All callers in a process share the lock. With `wait`, it waits for the other process instead.
+    Returns None if the system or disk has no locks.
     """
     if os.name != "posix":
         return None
@@ -45,8 +42,8 @@ def lock_folder(folder: Path, *, wait: bool = False) -> FolderLock | None:
     except BlockingIOError:
         os.close(descriptor)
         raise AnywidthError(
-            f"{folder}: another process is training this run; wait until it has ended, or stop it "
-            "with Ctrl-C, which saves what it has done"
+            f"{folder}: another process is writing to this run; wait until it ends, or stop it "
+            "with Ctrl-C, which saves a checkpoint"
         ) from None
     except OSError:
         os.close(descriptor)
@@ -56,7 +53,7 @@ def lock_folder(folder: Path, *, wait: bool = False) -> FolderLock | None:
 
 
 def _let_go() -> None:
-    """A loader's worker may live a little longer than the training that forked it."""
+    """A loader's worker may outlive the training that forked it by a moment."""
     for lock in list(_held.values()):
         os.close(lock._descriptor)
         lock._descriptor = os.open(os.devnull, os.O_RDONLY)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -15,22 +14,27 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from anywidth.app.interrupts import handled_by, note_signal
+from anywidth.app.runs.checkpoints import part_file
+from anywidth.app.runs.dry_run import DryRun, measure_steps
 from anywidth.app.runs.metrics import MetricsLog
+from anywidth.app.runs.nested_state import flatten_state, unflatten_state
 from anywidth.app.runs.random_state import capture_random_state, restore_random_state
-from anywidth.app.runs.run import Run
+from anywidth.app.runs.run import MEND, Run
+from anywidth.app.runs.wandb_log import WandbLog
 from anywidth.distributed import barrier, rank, sum_over_ranks, world_size
-from anywidth.errors import AnywidthError, few_of
-from anywidth.files import flatten_state, unflatten_state
+from anywidth.errors import AnywidthError, errors_about, few_of, misfits
 from anywidth.measuring.progress import training_progress
-from anywidth.training.calibration import average_statistics, load_statistics, statistics_to_tensors
+from anywidth.training.calibration import average_statistics
+from anywidth.training.statistics_state import load_statistics, statistics_to_tensors
 from anywidth.training.step import SandwichStep, StepResult
 
 RATE_SHARE = "rate_share"
-"""In an optimiser's group of parameters: the share of the schedule's learning rate they get."""
+"""Key in an optimizer's parameter group: factor of the scheduled learning rate."""
 
 
 class EpochLoader(Protocol):
-    """Training data that can be begun again in the middle of any epoch."""
+    """Training data that can resume in the middle of any epoch."""
 
     @property
     def batch_size(self) -> int: ...
@@ -42,17 +46,17 @@ class EpochLoader(Protocol):
 
 @dataclass
 class Training:
-    """Everything the loop needs; a task puts it together.
+    """The inputs of the loop, made by a task.
 
     Args:
-        run: where checkpoints and metrics go; opened for writing on rank 0.
-        step: the training step, with its model and optimiser.
+        run: the run for checkpoints and metrics; opened for writing on rank 0.
+        step: the training step, with its model and optimizer.
         loader: the training data.
-        epochs: how many passes over it.
+        epochs: number of passes over the data.
         learning_rate: step number → learning rate.
-        measure: what to log of a step, still on the device; read every `log_every` steps.
-        validate: what to log after each `validate_every` epochs.
-        counts_images: show images a second; otherwise steps.
+        measure: returns values to log, on the device; they are read every `log_every` steps.
+        validate: returns values to log after every `validate_every` epochs.
+        counts_images: show images per second instead of steps.
     """
 
     run: Run
@@ -74,15 +78,17 @@ class Training:
 
 
 def train(training: Training) -> bool:
-    """Trains from the newest checkpoint, or from the start; false if it was interrupted.
+    """Train from the newest checkpoint, or from the start; false if it was interrupted.
 
-    A loss or weights that are no longer finite end it with an error; they are looked at where the
-    loop waits for the device anyway (every `log_every` steps, and before a checkpoint is written),
-    so that no checkpoint holds them.
+    A dry run measures a few steps instead, and returns false.
 
-    An interrupt (Ctrl-C, SIGTERM) lets the present step end, saves a checkpoint and returns. A run
-    that is killed and resumed ends in the same weights as one that was not, bit for bit on a CPU;
-    except in reinforcement learning, where the games begin anew.
+    A loss or weight that is not finite raises an error. It is checked where the loop waits for the
+    device anyway (every `log_every` steps, and before a checkpoint is written), so that no
+    checkpoint contains one.
+
+    An interrupt (Ctrl-C, SIGTERM) finishes the current step, saves a checkpoint and returns. A run
+    that is killed and resumed ends with the same weights as an unbroken run, bit for bit on a CPU,
+    except in reinforcement learning, where the games start again.
     """
     for name in ("validate_every", "log_every", "checkpoint_every"):
         if getattr(training, name) < 1:
@@ -93,6 +99,9 @@ def train(training: Training) -> bool:
             f"no training batch: the batch size of {training.loader.batch_size} is larger than "
             "the training set; choose a smaller --batch-size"
         )
+    if isinstance(training.run, DryRun):
+        training.run.forecast = measure_steps(training)
+        return False
     saved = step.count = load_checkpoint(training.run, step)
     with contextlib.ExitStack() as stack:
         interrupted = stack.enter_context(_interrupts())
@@ -101,6 +110,10 @@ def train(training: Training) -> bool:
             folder = training.run.tensorboard_folder
             log = stack.enter_context(MetricsLog(training.run.metrics_path, folder))
             log.truncate_after(step.count)
+            if training.run.uses_wandb:
+                beside = WandbLog(training.run.folder, training.run.settings_data)
+                stack.callback(beside.close)
+                log.beside = beside.append
         progress = stack.enter_context(
             training_progress(
                 training.total_steps,
@@ -132,7 +145,7 @@ def train(training: Training) -> bool:
 
 
 def _values(training: Training, result: StepResult, targets: Any, saved: int) -> dict[str, float]:
-    """What to log of the step just done, and of an epoch that ends with it; often nothing."""
+    """Values to log for the last step, and for an epoch that ends with it; often none."""
     step = training.step
     values: dict[str, float] = {}
     if step.count % training.log_every == 0 or step.count == training.total_steps:
@@ -149,11 +162,12 @@ def _values(training: Training, result: StepResult, targets: Any, saved: int) ->
 
 
 def save_checkpoint(run: Run, step: SandwichStep) -> None:
-    """Writes everything a resumed run needs; on rank 0 alone."""
+    """Write everything a resumed run needs; only on rank 0."""
     if rank() == 0:
         optimizer, optimizer_structure = flatten_state(step.optimizer.state_dict())
         random, random_structure = capture_random_state()
         statistics, statistics_metadata = statistics_to_tensors(step.model)
+        average = {} if step.ema is None else {"ema": step.ema.state_dict()}
         run.save_checkpoint(
             step.count,
             {
@@ -161,6 +175,7 @@ def save_checkpoint(run: Run, step: SandwichStep) -> None:
                 "statistics": statistics,
                 "optimizer": optimizer,
                 "random": random,
+                **average,
             },
             {
                 "optimizer": optimizer_structure,
@@ -172,7 +187,7 @@ def save_checkpoint(run: Run, step: SandwichStep) -> None:
 
 
 def save_final(run: Run, model: nn.Module, state: dict[str, Any]) -> None:
-    """Writes the trained network and what is needed to build it again; on rank 0 alone."""
+    """Write the trained network and the data to build it again; only on rank 0."""
     if rank() == 0:
         statistics, metadata = statistics_to_tensors(model)
         run.save_final(
@@ -184,39 +199,68 @@ def save_final(run: Run, model: nn.Module, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(run: Run, step: SandwichStep) -> int:
-    """Puts a step back to the run's newest checkpoint; returns the number of steps done."""
+    """Restore a step from the newest checkpoint; returns the number of steps done."""
     checkpoint = run.load_checkpoint()
     if checkpoint is None:
         return 0
-    load_weights(step.model, checkpoint.tensors["model"], run.folder)
-    load_statistics(step.model, checkpoint.tensors["statistics"], checkpoint.metadata["statistics"])
-    step.optimizer.load_state_dict(
-        unflatten_state(checkpoint.tensors["optimizer"], checkpoint.state["optimizer"])
-    )
-    restore_random_state(checkpoint.tensors["random"], checkpoint.state["random"])
+    try:
+        load_weights(step.model, checkpoint.tensors["model"], run.folder)
+        load_statistics(
+            step.model, checkpoint.tensors["statistics"], checkpoint.metadata["statistics"]
+        )
+        if step.ema is not None:
+            step.ema.load_state_dict(checkpoint.tensors.get("ema", {}))
+        step.optimizer.load_state_dict(
+            unflatten_state(checkpoint.tensors["optimizer"], checkpoint.state["optimizer"])
+        )
+        restore_random_state(checkpoint.tensors["random"], checkpoint.state["random"])
+    except Exception as error:  # each part raises its own kinds
+        if str(run.folder) in str(error):
+            raise
+        raise AnywidthError(
+            f"{run.folder}: its checkpoint of step {checkpoint.step} does not belong to this run "
+            f"({error or type(error).__name__}); remove that checkpoint, or start a new run"
+        ) from error
     return checkpoint.step
 
 
+def load_final(model: nn.Module, run: Run) -> None:
+    """Load the weights and statistics of a finished run; they must be numbers."""
+    load_weights(model, run.model_tensors(), run.folder)
+    path = run.folder / part_file("statistics")
+    tensors, metadata = run.load_part("statistics")
+    _check_finite(tensors, path)
+    with errors_about(path, MEND):
+        load_statistics(model, tensors, metadata)
+
+
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], run: Path) -> None:
-    """Gives a network the weights of a run, or says in what they are another's."""
+    """Load the weights of a run; the error says how they do not fit."""
     own = model.state_dict()
-    reshaped = [name for name in own if name in tensors and own[name].shape != tensors[name].shape]
-    found = {
-        "lacking": [name for name in own if name not in tensors],
-        "unknown": [name for name in tensors if name not in own],
-        "of other shape": reshaped,
-    }
-    if any(found.values()):
-        named = "; ".join(f"{what}: {few_of(names)}" for what, names in found.items() if names)
+    other_types = [n for n, tensor in tensors.items() if n in own and own[n].dtype != tensor.dtype]
+    wrong = misfits(tensors, own)
+    if other_types:
+        wrong = wrong or f"of another type: {few_of(other_types)}"
+    if wrong:
         raise AnywidthError(
-            f"{run}: its weights are not of {type(model).__name__} as its config.json has it "
-            f"({named}); were files of another run copied into it?"
+            f"{run}: its weights do not fit the {type(model).__name__} of its config.json "
+            f"({wrong}); were files of another run copied into it?"
         )
+    _check_finite(tensors, run)
     model.load_state_dict(tensors)
 
 
+def _check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse numbers with which every answer would be NaN."""
+    for name, tensor in tensors.items():
+        is_bad = tensor.is_floating_point() and not tensor.isfinite().all()
+        if is_bad or (name.endswith("running_var") and bool((tensor < 0).any())):
+            what = "NaN or infinite" if is_bad else "negative variances"
+            raise AnywidthError(f"{path}: {name} has values that are {what}; {MEND}")
+
+
 def _read(values: dict[str, Tensor]) -> dict[str, float]:
-    """Reads device values back: the one place where the loop waits for the device."""
+    """Read values from the device: the only place where the loop waits for it."""
     return {name: float(value) for name, value in values.items()}
 
 
@@ -230,7 +274,7 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def _check_weights(training: Training, saved: int) -> None:
-    """All ranks have the same weights, and so find the same."""
+    """Raise if a weight is not finite; all ranks have the same weights."""
     for name, parameter in training.step.model.named_parameters():
         if not parameter.isfinite().all():
             raise _diverged(training, f"{name} is not finite", saved)
@@ -240,16 +284,16 @@ def _diverged(training: Training, what: str, saved: int) -> AnywidthError:
     done = training.step.count
     kept = f"; {training.run.folder} keeps the checkpoint of step {saved}" if saved else ""
     return AnywidthError(
-        f"training has diverged: at step {done} {what}, with a learning rate of "
+        f"training diverged: at step {done} {what}, with a learning rate of "
         f"{training.learning_rate(done - 1):g}; start a new run with a lower --learning-rate, or "
         f"with a longer warm-up{kept}"
     )
 
 
 def _any_rank(interrupted: threading.Event, may_wait: bool) -> bool:
-    """With several ranks, an interrupt of one must stop all after the same step.
+    """Whether to stop: an interrupt of one rank must stop all ranks after the same step.
 
-    To agree, ranks wait for each other, and so they do only where values are read anyway.
+    Ranks must wait for each other to agree, so they only do this where values are read anyway.
     """
     if world_size() == 1:
         return interrupted.is_set()
@@ -263,20 +307,17 @@ def _any_rank(interrupted: threading.Event, may_wait: bool) -> bool:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set; a second Ctrl-C stops at once."""
+    """An event that Ctrl-C and SIGTERM set; a second Ctrl-C stops immediately."""
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
+        note_signal(number)
         if event.is_set():
             raise KeyboardInterrupt
         event.set()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled_by(handle):
         yield event
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

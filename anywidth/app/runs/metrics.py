@@ -7,7 +7,7 @@ import csv
 import importlib.util
 import io
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -20,53 +20,54 @@ if TYPE_CHECKING:
 
 Number = int | float
 
-_MEND = "restore it from a copy, or remove it, which costs the training curves alone"
+_MEND = "restore it from a copy, or remove it, which loses only the training curves"
 
 logger = logging.getLogger(__name__)
 
 
 class MetricsLog:
-    """Appends rows of numbers to a CSV file and, where asked, to TensorBoard.
+    """Appends rows of numbers to a CSV file and, if asked, to TensorBoard.
 
         with MetricsLog(run.metrics_path, run.tensorboard_folder) as log:
             log.truncate_after(checkpoint.step)         # when resuming
             log.append(step, {"loss/1.0": 2.3, "loss/0.25": 2.5})
 
-    A row is handed to the system as soon as it is appended, so a kill costs at most a part of the
-    last line, which is dropped when the file is opened again. A name that was not there before
-    becomes a new column.
+    A row is written as soon as it is appended, so a kill costs at most a part of the last line,
+    which is dropped when the file is opened again. A new name becomes a new column.
 
     Args:
-        path: the CSV file; continued where it exists.
-        tensorboard: a folder for TensorBoard events; None writes none.
+        path: the CSV file; an existing file is continued.
+        tensorboard: a folder for TensorBoard events; None for no events.
     """
 
     def __init__(self, path: str | Path, tensorboard: str | Path | None = None) -> None:
         self.path = Path(path)
         if tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
             raise AnywidthError(
-                "training logs for TensorBoard too, which is not installed: pip install tensorboard"
+                "TensorBoard events need the package tensorboard: pip install tensorboard"
             )
         self._tensorboard = None if tensorboard is None else Path(tensorboard)
         self._events: SummaryWriter | None = None
         self._purge_step: int | None = None
         self._columns: list[str] = ["step"]
         self._last_step: int | None = None
+        self.beside: Callable[[int, Mapping[str, Number]], None] | None = None
+        """Called with every row too."""
         if self.path.exists():
             rows = read_metrics(self.path)
             self._rewrite(rows, _columns_of(rows))
 
     def append(self, step: int, values: Mapping[str, Number]) -> None:
-        """Adds a row. Give Python numbers: reading a tensor makes the host wait for the device."""
+        """Add a row of Python numbers: reading a tensor would make the host wait for the device."""
         row = {"step": _checked("step", step)}
         if self._last_step is not None and step < self._last_step:
             raise AnywidthError(
-                f"{self.path} has rows up to step {self._last_step}, and step {step} lies before "
-                f"that; call truncate_after({step}) to continue from there"
+                f"{self.path} already has rows up to step {self._last_step}; call "
+                f"truncate_after({step}) to continue from step {step}"
             )
         for name, value in values.items():
             if not name or name == "step" or "\n" in name or "\r" in name:
-                raise AnywidthError(f"a metric cannot be named {name!r}; use one line of text")
+                raise AnywidthError(f"metric name {name!r}: expected one line of text")
             row[name] = _checked(name, value)
         new = [name for name in row if name not in self._columns]
         if new or not self.path.exists():
@@ -80,11 +81,13 @@ class MetricsLog:
                 file.write(_lines(self._columns, [row]))
             self._last_step = step
         self._write_events(step, values)
+        if self.beside is not None:
+            self.beside(step, values)
 
     def truncate_after(self, step: int) -> None:
-        """Drops the rows of later steps, so that a resumed run logs what an unbroken one would.
+        """Drop the rows of later steps, so that a resumed run has the log of an unbroken run.
 
-        Columns that only those rows filled go too. TensorBoard hides its later events.
+        Columns that only these rows used are removed too. TensorBoard hides its later events.
         """
         self.close()
         self._purge_step = step + 1
@@ -93,9 +96,9 @@ class MetricsLog:
             self._rewrite(rows, _columns_of(rows))
 
     def close(self) -> None:
-        """Writes out pending events; the log can still be appended to."""
+        """Write pending events; rows can still be added afterwards."""
         if self._events is not None:
-            with contextlib.suppress(OSError):  # every row was flushed, or has failed already
+            with contextlib.suppress(OSError):  # every row was flushed or has already failed
                 self._events.close()
             self._events = None
 
@@ -111,7 +114,7 @@ class MetricsLog:
         self.close()
 
     def _rewrite(self, rows: list[dict[str, Number]], columns: list[str]) -> None:
-        """Puts a whole new file in place of the old one."""
+        """Replace the file by a new one."""
         header = _lines(columns, [dict(zip(columns, columns, strict=True))])
         write_atomically(self.path, (header + _lines(columns, rows)).encode())
         self._columns = columns
@@ -131,7 +134,7 @@ class MetricsLog:
             self._events.flush()
         except OSError as error:
             logger.warning(
-                "%s: cannot be written (%s); training goes on without TensorBoard",
+                "%s: cannot be written (%s); training continues without TensorBoard",
                 self._tensorboard,
                 error.strerror or error,
             )
@@ -140,9 +143,9 @@ class MetricsLog:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Number]]:
-    """The rows of a metrics file; a cell left empty is not in its row.
+    """The rows of a metrics file, without empty cells.
 
-    A last line that a kill cut short is left out.
+    An incomplete last line, from a kill, is left out.
     """
     path = Path(path)
     text = read_bytes(path).decode("utf-8", errors="replace")
@@ -174,7 +177,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Number]]:
 
 
 def _columns_of(rows: list[dict[str, Number]]) -> list[str]:
-    """In order of first appearance, as appending the rows one by one gives them."""
+    """The columns in order of first appearance."""
     return list(dict.fromkeys(["step", *(name for row in rows for name in row)]))
 
 
@@ -192,12 +195,12 @@ def _number(text: str) -> Number:
 
 
 def _checked(name: str, value: Number) -> Number:
-    """A plain int or float, also where a NumPy number passes for one."""
+    """A plain int or float, also from a NumPy number."""
     if isinstance(value, int) and not isinstance(value, bool):
         return int(value)
     if isinstance(value, float) and name != "step":
         return float(value)
     raise AnywidthError(
-        f"{name!r} is {type(value).__name__}; give a Python number "
-        "(tensor.item(), where the wait is affordable; a step is an int)"
+        f"{name!r} is {type(value).__name__}; pass a Python number, such as tensor.item() (a step "
+        "is an int)"
     )

@@ -1,4 +1,4 @@
-"""Where all random generators stand: kept in checkpoints, so that a resumed run goes on alike."""
+"""The state of all random generators, kept in checkpoints so that a run resumes exactly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anywidth.files import flatten_state, unflatten_state
+from anywidth.app.runs.nested_state import flatten_state, unflatten_state
 
 
 def capture_random_state() -> tuple[dict[str, Tensor], Any]:
@@ -32,7 +32,7 @@ def capture_random_state() -> tuple[dict[str, Tensor], Any]:
 
 
 def restore_random_state(tensors: Mapping[str, Tensor], structure: Any) -> None:
-    """Puts the generators back to where `capture_random_state` found them."""
+    """Restore the generators to the state of `capture_random_state`."""
     state = unflatten_state(tensors, structure)
     torch.set_rng_state(state["torch"])
     version, words, gauss = state["python"]

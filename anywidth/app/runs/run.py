@@ -1,36 +1,39 @@
-"""A run's folder: what was asked for, checkpoints that survive a kill, and the finished network.
+"""The folder of a run: settings, checkpoints that survive a kill, and the finished network.
 
-    RUN/config.json                 the configuration, with its version
+    RUN/config.json                 the settings, with their version
+    RUN/data.json                   which data it is trained with
     RUN/checkpoints/                see `anywidth.app.runs.checkpoints`
     RUN/model.safetensors           the finished network,
     RUN/statistics.safetensors      its batch-norm statistics,
     RUN/finished.json               and the mark that both are complete
     RUN/metrics.csv, tensorboard/, plots/
 
-One process at a time may train a run: who creates it, or opens it for writing, holds it until the
-`Run` is gone.
+Only one process at a time may train a run: creating it or opening it for writing locks it as long
+as the `Run` exists.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from anywidth.app.own_command import own_command
 from anywidth.app.runs.checkpoints import (
     LAYOUT_VERSION,
     Checkpoint,
     Checkpoints,
     Metadata,
     Tensors,
-    checksum_of,
     part_file,
 )
 from anywidth.app.runs.folder_lock import FolderLock, lock_folder
 from anywidth.app.runs.settings import Settings, SettingsType, from_json, to_json
-from anywidth.errors import AnywidthError
+from anywidth.errors import AnywidthError, errors_about, few_of
 from anywidth.files import (
     encode_tensors,
     is_leftover,
@@ -43,17 +46,49 @@ from anywidth.files import (
     write_json,
     write_together,
 )
+from anywidth.json_values import (
+    Reader,
+    anything,
+    checksum_of,
+    mapped,
+    optional,
+    record,
+    text,
+    whole,
+)
 
 MEND = "restore it from a copy, or train again with another --out"
-"""What helps where a file of a run is damaged."""
+"""The fix for a damaged file of a run."""
 
 _FINISHED = "finished.json"
-# The parts every finished network has; any other that is asked for was never there.
+# The files that commands write into the folder of a finished run.
+_RESULTS = (
+    *("model.safetensors", "statistics.safetensors"),
+    *("spectrum.json", "spectrum.csv", "report.html", "metrics.csv"),
+)
+_FINISHED_FIELDS = record(
+    {
+        "version": whole(LAYOUT_VERSION, LAYOUT_VERSION),
+        "state": mapped(anything),
+        "sha256": optional(text),
+        "settings": optional(mapped(anything)),
+    },
+    {"sha256": None, "settings": None},  # runs of older versions lack them
+)
+# Settings that may change after training, because answers do not depend on them.
+_CIRCUMSTANCES = ("version", "device", "workers", "threads", "skip_corrupt")
+_DATA = "data.json"
+# The parts of every finished network.
 _FINAL_PARTS = ("model", "statistics")
+# Before the names of the model's buffers in the file of the statistics.
+_FULL_WIDTH = "full/"
 
 
 class Run:
-    """A run's folder, from `Run.create` or `Run.open`."""
+    """The folder of a run, from `Run.create` or `Run.open`."""
+
+    is_kept = True
+    """Whether there is a folder; a dry run has none."""
 
     def __init__(self, folder: Path, settings_data: dict[str, Any], writing: bool) -> None:
         self.folder = folder
@@ -62,22 +97,19 @@ class Run:
         self.tensorboard_folder = folder / "tensorboard"
         self.plots_folder = folder / "plots"
         self._checkpoints = Checkpoints(folder / "checkpoints")
+        self.uses_wandb = False
         self._writing = writing
         self._lock: FolderLock | None = None
 
     @classmethod
     def create(cls, folder: str | Path, settings: Settings) -> Run:
-        """Starts a run in a new or empty folder, checks its settings and writes them."""
+        """Start a run in a new or empty folder; check and write its settings."""
         settings.check()
         folder = Path(folder)
         data = to_json(settings)
         make_folder(folder)
         lock = lock_folder(folder)
-        if not all(is_leftover(path) for path in folder.iterdir()):
-            raise AnywidthError(
-                f"{folder} is not empty; continue the run in it with --resume {folder}, or choose "
-                "another folder with --out"
-            )
+        check_free(folder)
         remove_leftovers(folder)
         write_json(folder / "config.json", data)
         sync_folder(folder.parent)
@@ -87,55 +119,91 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | Path, *, writing: bool = False) -> Run:
-        """Opens a run that exists.
+        """Open an existing run.
 
-        Args:
-            folder: the run's folder.
-            writing: allow saving, and remove what a killed process left half written. Ask for it
-                in one process only (of several ranks, rank 0).
+        `writing` allows saving and removes temporary files of killed processes. Only one process
+        may use it (with several ranks, rank 0).
         """
         folder = Path(folder)
         if not folder.is_dir():
             raise AnywidthError(f"{folder} is not a run: there is no such folder")
         if not (folder / "config.json").is_file():
             raise AnywidthError(
-                f"{folder} is not a run: config.json is missing; start one with "
-                f"`anywidth train --out {folder}`"
+                f"{folder} is not a run: config.json is missing; start one with: "
+                f"{own_command('train', '--out', folder)}"
             )
         run = cls(folder, _read_own(folder / "config.json"), writing)
         if writing:
+            check_writable(folder)
             run._lock = lock_folder(folder)
-            remove_leftovers(folder)
-            remove_leftovers(folder / "checkpoints")
+            for place in (folder, folder / "checkpoints", run.plots_folder):
+                remove_leftovers(place)
         return run
 
+    def remove_leftovers(self) -> None:
+        """Remove what a killed calibration, spectrum or report left; the caller has the lock.
+
+        Files that others write into the folder without it, such as exported networks, stay.
+        """
+        remove_leftovers(self.folder, _RESULTS)
+        remove_leftovers(self.plots_folder)
+
     def read_settings(self, kind: type[SettingsType]) -> SettingsType:
-        """The configuration in config.json; errors name the file."""
-        try:
-            return from_json(kind, self.settings_data)
-        except AnywidthError as error:
-            raise AnywidthError(f"{self.folder / 'config.json'}: {error}") from error
+        """The settings in config.json; errors name the file."""
+        with errors_about(self.folder / "config.json"):
+            found = from_json(kind, self.settings_data)
+        self._check_settings()
+        return found
 
     @classmethod
     def open_finished(cls, folder: str | Path, *, writing: bool = False) -> Run:
-        """Opens a run that has been trained to its end.
+        """Open a run whose training is finished.
 
-        Nothing is removed, for another process may be writing: a training that has not ended yet,
-        or a calibration.
+        Nothing is removed, because another process may be writing: a training or a calibration.
         """
         run = cls.open(folder)
         run._writing = writing
         if not run.finished:
             raise AnywidthError(
-                f"{run.folder} has not finished training; go on with: "
-                f"anywidth train --resume {run.folder}"
+                f"{run.folder} has not finished training; continue with: "
+                f"{own_command('train', '--resume', run.folder)}"
             )
         return run
 
+    def keep_data(self, facts: Mapping[str, Any]) -> None:
+        """Record the data that this run is trained with; refuse other data than before."""
+        self.check_data(facts)
+        path = self.folder / _DATA
+        if self._writing and not path.exists():
+            write_json(path, facts)
+
+    def check_data(self, facts: Mapping[str, Any], known: Mapping[str, Any] | None = None) -> None:
+        """Refuse data that this run was not trained with.
+
+        Args:
+            facts: of the data that was loaded, such as its classes.
+            known: facts of the run's own data, if they are known from elsewhere; runs of older
+                versions have no record.
+        """
+        path = self.folder / _DATA
+        recorded = _read_own(path) if path.exists() else {}
+        for name, value in {**(known or {}), **recorded}.items():
+            if name in facts and facts[name] != value:
+                raise AnywidthError(
+                    f"{self.folder} was trained with other data: {name} {_short(value)}, but this "
+                    f"data has {_short(facts[name])}; give the run's own data with --data-dir, or "
+                    "train a new run"
+                )
+
     @property
     def finished(self) -> bool:
-        """Whether training has ended and `save_final` has completed."""
+        """Whether training is finished and `save_final` is complete."""
         return (self.folder / _FINISHED).is_file()
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether training has begun, and left a checkpoint."""
+        return bool(self._checkpoints.folders())
 
     def save_checkpoint(
         self,
@@ -146,23 +214,23 @@ class Run:
         metadata: Mapping[str, Metadata] | None = None,
         keep: int = 2,
     ) -> Path:
-        """Writes the state after `step` steps and returns the checkpoint's folder.
+        """Write the state after `step` steps and return the checkpoint's folder.
 
         Args:
-            step: how many training steps have been done; never less than in a saved checkpoint.
+            step: number of training steps done; never less than in a saved checkpoint.
             tensors: part → name → tensor; each part becomes a safetensors file.
-            state: JSON data such as the epoch, counters and what `flatten_state` returns.
-            metadata: part → text to keep in that part's file.
-            keep: how many of the newest checkpoints stay; older ones are removed at the end.
+            state: JSON data such as the epoch, counters and results of `flatten_state`.
+            metadata: part → text for that part's file.
+            keep: number of checkpoints to keep; older ones are removed at the end.
         """
         self._check_writing()
         return self._checkpoints.save(step, tensors, state, metadata or {}, keep)
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole; None where none was ever saved.
+        """The newest complete checkpoint; None if none was ever saved.
 
-        A damaged one is named once in the log, which without further settings is a plain line on
-        standard error, and the one before it is taken.
+        A damaged checkpoint is named once in the log (by default a line on standard error), and the
+        one before it is used.
         """
         return self._checkpoints.load()
 
@@ -173,9 +241,9 @@ class Run:
         *,
         metadata: Mapping[str, Metadata] | None = None,
     ) -> None:
-        """Writes the finished network's parts ("model", "statistics") and marks the run finished.
+        """Write parts of the finished network ("model", "statistics") and mark the run finished.
 
-        Until the last of them is on the disk, the run counts as unfinished.
+        The run counts as unfinished until the last of them is on the disk.
         """
         self._check_writing()
         checksum = checksum_of(state)
@@ -185,33 +253,42 @@ class Run:
             sync_folder(self.folder)
         for part, values in tensors.items():
             save_tensors(self.folder / part_file(part), values, (metadata or {}).get(part))
-        write_json(finished, {"version": LAYOUT_VERSION, "state": state, "sha256": checksum})
+        facts = {"state": state, "sha256": checksum, "settings": self.settings_data}
+        write_json(finished, {"version": LAYOUT_VERSION, **facts})
 
     def save_statistics(
         self, tensors: Tensors, metadata: Metadata | None = None, *, model: Tensors | None = None
     ) -> None:
-        """Replaces the finished network's batch-norm statistics, after calibrating more widths.
+        """Replace the batch-norm statistics of the finished network, after calibrating more widths.
 
-        Args:
-            tensors: the statistics.
-            metadata: text to keep with them.
-            model: the `state_dict`, where the full width was calibrated: those are its buffers.
+        `model` is the `state_dict`, if the full width was calibrated too, which changes its
+        buffers. Everything takes effect with one rename: the file of the statistics contains the
+        changed buffers, which count more than those in the model's file.
         """
         self._check_writing()
         if not self.finished:
             raise AnywidthError(
-                f"{self.folder} is not finished; end its training first: "
-                f"`anywidth train --resume {self.folder}`"
+                f"{self.folder} is not finished; finish its training first: "
+                f"{own_command('train', '--resume', self.folder)}"
             )
-        path = self.folder / part_file("statistics")
-        contents = {path: encode_tensors(tensors, metadata, path)}
-        if model is not None:
-            path = self.folder / part_file("model")
-            contents[path] = encode_tensors(model, None, path)
-        write_together(contents)
+        statistics, network = (self.folder / part_file(part) for part in _FINAL_PARTS[::-1])
+        if model is None:
+            model = self.model_tensors()  # a killed calibration may have left its buffers here
+        before = self.load_part("model")[0]
+        changed = {
+            f"{_FULL_WIDTH}{name}": tensor
+            for name, tensor in model.items()
+            if name in before and not torch.equal(tensor.cpu(), before[name])
+        }
+        write_together(
+            {
+                statistics: encode_tensors({**tensors, **changed}, metadata, statistics),
+                network: encode_tensors(model, None, network),
+            }
+        )
 
     def load_part(self, part: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """A part's tensors and metadata: the finished ones, or the newest checkpoint's."""
+        """The tensors and metadata of a part, of the finished network or the newest checkpoint."""
         if self.finished:
             path = self.folder / part_file(part)
             if path.is_file() or part in _FINAL_PARTS:
@@ -222,42 +299,68 @@ class Run:
             if part in checkpoint.tensors:
                 return checkpoint.tensors[part], checkpoint.metadata[part]
             parts = sorted(checkpoint.tensors)
-        raise AnywidthError(f"{self.folder} has no part {part!r}; it has {', '.join(parts)}")
+        raise AnywidthError(
+            f"{self.folder} has no part {part!r}: expected one of {', '.join(parts)}"
+        )
 
     def model_tensors(self) -> dict[str, Tensor]:
-        """The network's `state_dict`: the finished one, or the newest checkpoint's."""
-        return self.load_part("model")[0]
+        """The `state_dict` of the finished network, or of the newest checkpoint."""
+        found = self.load_part("model")[0]
+        if self.finished and (self.folder / part_file("statistics")).is_file():
+            for name, tensor in self.load_part("statistics")[0].items():
+                if name.startswith(_FULL_WIDTH) and name.removeprefix(_FULL_WIDTH) in found:
+                    found[name.removeprefix(_FULL_WIDTH)] = tensor
+        return found
 
     def state(self) -> dict[str, Any]:
         """The JSON data saved with the finished network, or with the newest checkpoint."""
-        if self.finished:
-            path = self.folder / _FINISHED
-            found = _read_own(path)
-            state = found.get("state")
-            if not isinstance(state, dict):
+        if not self.finished:
+            return self._newest().state
+        found, path = self._read_finished(), self.folder / _FINISHED
+        if found["sha256"] not in (None, checksum_of(found["state"])):
+            raise AnywidthError(f"{path}: its content does not match its checksum; {MEND}")
+        state: dict[str, Any] = found["state"]
+        return state
+
+    def _read_finished(self) -> dict[str, Any]:
+        path = self.folder / _FINISHED
+        data = _read_own(path)
+        with errors_about(path, MEND):
+            return _FINISHED_FIELDS(data, "")
+
+    def _check_settings(self) -> None:
+        """Refuse settings that were edited after training: answers would be of another network."""
+        trained = self._read_finished()["settings"] if self.finished else None
+        for name, value in (trained or {}).items():
+            is_free = name in _CIRCUMSTANCES or name.endswith("_dir")
+            now = self.settings_data.get(name, value)
+            if not is_free and now != value:
                 raise AnywidthError(
-                    f"{path}: no state in it, so the finished run is damaged; {MEND}"
+                    f"{self.folder / 'config.json'}: {name} is {now!r}, but the run was trained "
+                    f"with {value!r}; put that back, or train a new run"
                 )
-            if found.get("sha256") not in (None, checksum_of(state)):
-                raise AnywidthError(f"{path}: its content does not fit its checksum; {MEND}")
-            return state
-        return self._newest().state
+
+    def read_state(self, fields: Mapping[str, Reader[Any]]) -> dict[str, Any]:
+        """Fields of the state, read by a schema; the error names the file."""
+        state = self.state()
+        with errors_about(self.folder / _FINISHED, MEND):
+            return record(fields)({name: state[name] for name in fields if name in state}, "state")
 
     def _load_final(self, path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """A file of the finished network; where it is damaged, the error says how to mend it."""
+        """A file of the finished network; if it is damaged, the error names the fix."""
         try:
             return load_tensors(path)
         except AnywidthError as error:
             if isinstance(error.__cause__, PermissionError):
-                raise  # the file may well be whole
+                raise  # the file may be intact
             problem = str(error) if path.exists() else f"{path} is missing"
             mend = MEND
             if self._checkpoints.folders():
                 away = "" if path.is_file() or not path.exists() else f"move {path} away, "
                 mend = (
-                    f"restore it from a copy, or make it anew from the last checkpoint: {away}"
-                    f"remove {self.folder / _FINISHED}, then "
-                    f"`anywidth train --resume {self.folder}`"
+                    f"restore it from a copy, or make it again from the last checkpoint: {away}"
+                    f"remove {self.folder / _FINISHED}, then: "
+                    f"{own_command('train', '--resume', self.folder)}"
                 )
             raise AnywidthError(f"{problem}: the finished run is damaged; {mend}") from error
 
@@ -266,7 +369,7 @@ class Run:
         if checkpoint is None:
             raise AnywidthError(
                 f"{self.folder} has no checkpoint yet; train it: "
-                f"`anywidth train --resume {self.folder}`"
+                f"{own_command('train', '--resume', self.folder)}"
             )
         return checkpoint
 
@@ -278,11 +381,35 @@ class Run:
             )
 
 
+def check_free(folder: Path) -> None:
+    """Refuse a folder for a new run that has files in it."""
+    if folder.is_dir() and not all(is_leftover(path) for path in folder.iterdir()):
+        raise AnywidthError(
+            f"{folder} is not empty; continue the run in it with --resume {folder}, or choose "
+            "another folder with --out"
+        )
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a read-only folder before the work, not after it."""
+    for place in (folder, folder / "plots"):
+        if not place.exists() or os.access(place, os.W_OK | os.X_OK):
+            continue
+        raise AnywidthError(
+            f"{place} is read-only, but the results are written there: copy the run to a folder "
+            "that can be written to, and use that one"
+        )
+
+
+def _short(value: object) -> str:
+    return few_of([str(item) for item in value]) if isinstance(value, list) else str(value)
+
+
 def _read_own(path: Path) -> dict[str, Any]:
-    """A JSON file that every run has; where it is damaged, the error says how to mend it."""
+    """A JSON file of every run; if it is damaged, the error names the fix."""
     try:
         return read_json(path)
     except AnywidthError as error:
         if isinstance(error.__cause__, PermissionError):
-            raise  # the file may well be whole
+            raise  # the file may be intact
         raise AnywidthError(f"{error}: the run is damaged; {MEND}") from error

@@ -7,11 +7,11 @@
 
         epochs: int = option(10, "passes over the images", at_least=1)
         widths: tuple[float, ...] = option((0.25, 0.5, 1.0), "trained together")
-        limit: int | None = option(None, "use only so many images")
+        limit: int | None = option(None, "largest number of images")
 
 A field is a str, int, float or bool, a `Literal` or a tuple of them, or one of these `| None`.
-Pydantic reads the types; it is imported when there is something to read. Add a field: raise
-`version` and give the field the default that keeps old runs as they were.
+Pydantic checks the types; it is imported when it is first needed. To add a field, increase
+`version` and choose a default that does not change old runs.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args, get
 from typing import get_type_hints as hints_of
 
 from anywidth.errors import AnywidthError
+from anywidth.json_values import check_encodable
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -39,16 +40,12 @@ _COMPARE = {
     "at most": operator.le,
     "below": operator.lt,
 }
+# Larger numbers are mistakes, and PyTorch would refuse them in the middle of a training.
+_MOST = {bool: 1, int: 2**31 - 1, float: 1e30}
 
 
 def option(default: Any, help: str, **limits: float) -> Any:
-    """A field that a command line can set.
-
-    Args:
-        default: its value unless told.
-        help: what it means.
-        limits: `at_least`, `above`, `at_most` and `below`, of a number.
-    """
+    """A field that a command line can set; `limits` are `at_least`, `above`, `at_most`, `below`."""
     words = {name.replace("_", " "): limit for name, limit in limits.items()}
     assert words.keys() <= _COMPARE.keys(), limits
     return dataclasses.field(default=default, metadata={"help": help, "limits": words})
@@ -56,7 +53,7 @@ def option(default: Any, help: str, **limits: float) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What every task's settings have: a name, a version, and limits that can be checked."""
+    """The base of all settings: a task, a version, and limits to check."""
 
     task: ClassVar[str]
     version: ClassVar[int]
@@ -67,20 +64,38 @@ class Settings:
     }
 
     def check(self) -> None:
-        """Refuses what cannot be trained.
+        """Refuse settings that cannot be trained.
 
-        Reading a run does not ask this: one begun before a limit was set can still be opened.
+        Opening a run does not check them, so that runs from before a limit can still be opened.
         """
         for field in dataclasses.fields(self):
             value, limits = getattr(self, field.name), field.metadata.get("limits", {})
             for word, limit in limits.items():
                 if value is not None and not _COMPARE[word](value, limit):
-                    raise AnywidthError(f"{field.name}={value}: expected {_limits_text(limits)}")
+                    raise AnywidthError(
+                        f"{self.given(field.name)}: expected {_limits_text(limits)}"
+                    )
+            is_number = isinstance(value, int | float)
+            if (
+                is_number
+                and not {"at most", "below"} & limits.keys()
+                and value > _MOST[type(value)]
+            ):
+                raise AnywidthError(
+                    f"{self.given(field.name)}: expected at most {_MOST[type(value)]}"
+                )
+
+    def given(self, name: str) -> str:
+        """A field as it is typed on a command line: `--batch-size 8` or `--no-distill`."""
+        value, dashed = getattr(self, name), name.replace("_", "-")
+        if isinstance(value, bool):
+            return f"--{dashed}" if value else f"--no-{dashed}"
+        return f"--{dashed} {_text(value)}"
 
 
 @dataclasses.dataclass(frozen=True)
 class FieldRow:
-    """One field as a person reads it; `value` is written as `override` takes it."""
+    """One field for help texts; `value` is in the form that `override` takes."""
 
     name: str
     value: str
@@ -97,28 +112,28 @@ def to_json(settings: Settings) -> dict[str, Any]:
 
 
 def from_json(cls: type[SettingsType], data: Mapping[str, Any]) -> SettingsType:
-    """The settings that `to_json` wrote.
+    """Settings from the data of `to_json`.
 
-    Every field has to be there, so that a run never depends on today's defaults; only data of an
-    older version takes the defaults of fields that came later.
+    Every field is required, so that a run never depends on today's defaults; only data of an older
+    version takes the defaults of newer fields.
     """
     if not isinstance(data, Mapping):
-        raise AnywidthError(f"settings are an object of named fields, not {data!r}")
+        raise AnywidthError(f"settings {data!r}: expected an object of named fields")
     for name in ("version", "task"):
         if name not in data:
             raise AnywidthError(
-                f"the settings have no {name!r}; those written by anywidth say "
+                f"the settings have no {name!r}: expected "
                 f'"version": {cls.version}, "task": "{cls.task}"'
             )
     version, task = data["version"], data["task"]
     if task != cls.task:
-        raise AnywidthError(f"these are settings of task {task!r}; expected {cls.task!r}")
+        raise AnywidthError(f"settings of task {task!r}: expected {cls.task!r}")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise AnywidthError(f"version {version!r} of settings must be a whole number from 1")
+        raise AnywidthError(f"version {version!r} of settings: expected a whole number from 1")
     if version > cls.version:
         raise AnywidthError(
-            f"the settings have version {version}, newer than version {cls.version} which this "
-            "anywidth reads; install a newer anywidth"
+            f"the settings have version {version}, but this anywidth reads up to version "
+            f"{cls.version}; install a newer anywidth"
         )
     given = {name: value for name, value in data.items() if name not in ("version", "task")}
     for name in _names(cls):
@@ -151,18 +166,23 @@ def override(settings: SettingsType, changes: Mapping[str, str]) -> SettingsType
             values[name] = _adapter(kind).validate_python(value, strict=False)
         except ValidationError as error:
             now = _text(getattr(settings, name))
-            raise AnywidthError(f"{given}={text!r}: {_said(error)}; it is {now!r} now") from None
+            option = f"--{given.replace('_', '-')}"
+            raise AnywidthError(
+                f"{option} {text!r}: {_said(error)}; the current value is {now!r}"
+            ) from None
     return dataclasses.replace(settings, **values)
 
 
-def check_read(settings: Settings, given: Iterable[str], unread: Mapping[str, str]) -> None:
-    """Refuses a field that was given though nothing reads it.
+def with_fields(settings: SettingsType, data: Mapping[str, Any]) -> SettingsType:
+    """A copy of `settings` with some fields from JSON data."""
+    return _validated(type(settings), {**dataclasses.asdict(settings), **data})
 
-    Args:
-        settings: with what was given.
-        given: names of fields, with hyphens or underscores. A switch turned off, or a default
-            given again, asks for nothing.
-        unread: field → the choice because of which nothing reads it.
+
+def check_read(settings: Settings, given: Iterable[str], unread: Mapping[str, str]) -> None:
+    """Refuse a field that was given but has no effect, unless it has its default or is turned off.
+
+    `given` are names with hyphens or underscores; `unread` maps a field to the setting that makes
+    it have no effect.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(settings)}
     for name in (name.replace("-", "_") for name in given):
@@ -170,13 +190,13 @@ def check_read(settings: Settings, given: Iterable[str], unread: Mapping[str, st
         asks = value if isinstance(value, bool) else value != defaults[name]
         if name in unread and asks:
             raise AnywidthError(
-                f"{name}={value!r} is not read with {unread[name]}: leave out "
+                f"{settings.given(name)} has no effect with {unread[name]}: leave out "
                 f"--{name.replace('_', '-')}"
             )
 
 
 def describe(settings: Settings) -> list[FieldRow]:
-    """A row for each field, in order, for help texts and reports."""
+    """One row per field, in order, for help texts and reports."""
     rows = []
     for field in dataclasses.fields(settings):
         kind = hints_of(type(settings))[field.name]
@@ -189,12 +209,14 @@ def describe(settings: Settings) -> list[FieldRow]:
 
 
 def _validated(cls: type[SettingsType], values: Mapping[str, Any]) -> SettingsType:
-    """The settings of values as JSON has them: lists become tuples, whole numbers floats."""
+    """Settings from JSON values: lists become tuples, whole numbers become floats."""
     from pydantic import ValidationError
 
-    for name in values:
+    for name, value in values.items():
         if name not in _names(cls):
             raise _unknown(name, cls)
+        if isinstance(value, str):
+            check_encodable(value, name)
     kind: Any = cls
     try:
         found: SettingsType = _adapter(kind).validate_json(json.dumps(values))
@@ -219,7 +241,7 @@ def _said(error: ValidationError) -> str:
 
 
 def _limits_text(limits: Mapping[str, float]) -> str:
-    """Say `above 0, at most 1`."""
+    """Such as `above 0, at most 1`."""
     return ", ".join(f"{word} {limit}" for word, limit in limits.items())
 
 

@@ -1,4 +1,4 @@
-"""Training curves: a panel for each quantity, a line for each width."""
+"""Training curves: one panel per quantity, one line per width."""
 
 from __future__ import annotations
 
@@ -13,32 +13,35 @@ from anywidth.app.showing.figure_style import BLUE, GREEN, INK, ORANGE, write_fi
 from anywidth.errors import AnywidthError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _MOST_POINTS = 300
+# An axis spans at least this share of its values: less is noise.
+_LEAST_SHARE = 0.02
+# Size of a panel in inches: its text is readable when a phone shrinks it to its screen.
+_BREADTH, _HEIGHT = 4.6, 3.1
 
 
 def plot_curves(
     rows: Sequence[Mapping[str, float]], path: str | Path, titles: Mapping[str, str]
 ) -> None:
-    """Draws training curves: a panel for each quantity, a line for each width.
+    """Draw training curves: one panel per quantity, one line per width.
 
-    A column is named `quantity/width`, as in "loss/0.25", or for the two ends `quantity_max` and
-    `quantity_min`; any other is a line of its own. The horizontal axis is the column "agent_steps"
-    where there is one, "epoch" where that grows from row to row, else "step".
-
-    Args:
-        rows: what `anywidth.app.runs.metrics.read_metrics` returned.
-        path: ends in .png or .svg.
-        titles: quantities to draw → what stands above their panels.
+    A column is named `quantity/width`, such as "loss/0.25", or for the two ends `quantity_max` and
+    `quantity_min`; any other column is a single line. The horizontal axis is the column
+    "agent_steps" if there is one, "epoch" if it grows from row to row, else "step". `rows` are from
+    `read_metrics`, and `titles` maps the quantities to draw to the titles of their panels.
     """
     write_figure(path, lambda: curves_figure(rows, titles))
 
 
 def curves_figure(rows: Sequence[Mapping[str, float]], titles: Mapping[str, str]) -> Figure:
-    """The figure of `plot_curves`; call it and `figure_bytes` inside `style()`."""
+    """The figure of `plot_curves`; call it and `figure_bytes` inside `style()`.
+
+    The panels are below each other, so that they can be read on a phone.
+    """
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     panels = _panels(rows, titles)
     if not panels:
@@ -46,29 +49,54 @@ def curves_figure(rows: Sequence[Mapping[str, float]], titles: Mapping[str, str]
         raise AnywidthError(
             f"no training curves in the columns {names[:12]}: expected some of {list(titles)}"
         )
-    across = _across(rows)
-    wide = 3 if len(panels) == 3 else min(2, len(panels))
-    deep = math.ceil(len(panels) / wide)
-    figure = Figure(figsize=(max(7.2, 3.2 * wide + 1.4), 3.4 * deep), layout="constrained")
-    grid = figure.subplots(deep, wide, squeeze=False).flatten().tolist()
-    for axes in grid[len(panels) :]:
-        axes.remove()
-    for axes, (quantity, lines) in zip(grid, panels.items(), strict=False):
-        colors = _blend(len(lines))
-        for color, (label, column) in zip(colors, lines.items(), strict=True):
-            points = [(r[across], r[column]) for r in rows if across in r and column in r]
-            steps, values = _averaged(points)
-            marker = "o" if len(steps) <= 30 else ""
-            axes.plot(steps, values, marker=marker, markersize=3, color=color, label=label)
-        axes.set_xlabel(across.replace("_", " "))
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
+    figure = Figure(figsize=(_BREADTH, _HEIGHT * len(panels)), layout="constrained")
+    grid = figure.subplots(len(panels), squeeze=False).flatten().tolist()
+    for axes, (quantity, lines) in zip(grid, panels.items(), strict=True):
+        _draw(axes, rows, lines)
         axes.set_title(titles[quantity])
-        axes.margins(x=0.03)
-        if any(lines):
-            heading = "width" if all(map(_is_number, lines)) else None
-            axes.legend(loc="best", labelcolor=INK, title=heading)
     return figure
+
+
+def curves_panels(rows: Sequence[Mapping[str, float]], titles: Mapping[str, str]) -> list[Figure]:
+    """One figure per panel, for a page that arranges them itself."""
+    found = _panels(rows, titles)
+    return [curves_figure(rows, {quantity: titles[quantity]}) for quantity in found]
+
+
+def _draw(axes: Axes, rows: Sequence[Mapping[str, float]], lines: Mapping[str, str]) -> None:
+    """One line per width, over the whole training; a single value is a large mark."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    across = _across(rows)
+    for color, (label, column) in zip(_blend(len(lines)), lines.items(), strict=True):
+        points = [(r[across], r[column]) for r in rows if across in r and column in r]
+        steps, values = _averaged(points)
+        is_alone = len(steps) == 1
+        marker = "o" if len(steps) <= 30 else ""
+        axes.plot(
+            steps,
+            values,
+            marker=marker,
+            linestyle="none" if is_alone else "-",
+            markersize=8.0 if is_alone else 3.0,
+            markeredgewidth=2.0 if is_alone else 1.0,
+            # Hollow, so that two equal values are both seen.
+            markerfacecolor="none" if is_alone and label != next(iter(lines)) else color,
+            color=color,
+            label=label,
+        )
+    last = max((row[across] for row in rows if across in row), default=1.0)
+    low, high = axes.get_ylim()
+    lacking = _LEAST_SHARE * max(abs(low), abs(high)) - (high - low)
+    if lacking > 0:
+        axes.set_ylim(low - lacking / 2, high + lacking / 2)
+    axes.set_xlim(-0.03 * last, 1.03 * last)
+    axes.set_xlabel(across.replace("_", " "))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
+    if any(lines):
+        heading = "width" if all(map(_is_number, lines)) else None
+        axes.legend(loc="best", labelcolor=INK, title=heading)
 
 
 def _tick(value: float) -> str:
@@ -79,14 +107,14 @@ def _tick(value: float) -> str:
 
 
 def has_curves(rows: Sequence[Mapping[str, float]], titles: Mapping[str, str]) -> bool:
-    """Whether `plot_curves` finds anything to draw."""
+    """Whether there is anything to draw."""
     return bool(_panels(rows, titles))
 
 
 def _panels(
     rows: Sequence[Mapping[str, float]], titles: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
-    """For each quantity, the label and the column of each of its lines."""
+    """Per quantity: the labels and columns of its lines."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     panels: dict[str, dict[str, str]] = {}
     for column in columns:
@@ -108,7 +136,7 @@ def _quantity_and_label(column: str) -> tuple[str, str]:
 
 
 def _across(rows: Sequence[Mapping[str, float]]) -> str:
-    """A game's steps where they are counted. Epochs only where they tell rows apart."""
+    """The column for the horizontal axis; epochs only if they differ from row to row."""
     if any("agent_steps" in row for row in rows):
         return "agent_steps"
     epochs = [row["epoch"] for row in rows if "epoch" in row]
@@ -117,7 +145,7 @@ def _across(rows: Sequence[Mapping[str, float]]) -> str:
 
 
 def _by_width(line: tuple[str, str]) -> tuple[float, str]:
-    """Widest first; names that are no numbers after them, "widest" first among those."""
+    """Widest first; then names that are not numbers, "widest" first among these."""
     if _is_number(line[0]):
         return -float(line[0]), ""
     return math.inf, "" if line[0] == "widest" else line[0]
@@ -130,7 +158,7 @@ def _is_number(text: str) -> bool:
 
 
 def _averaged(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Means over equal stretches where there are more points than a plot can show."""
+    """Means over equal intervals, if there are more points than a plot can show."""
     finite = [(step, value if math.isfinite(value) else math.nan) for step, value in points]
     size = math.ceil(len(finite) / _MOST_POINTS) or 1
     parts = [finite[i : i + size] for i in range(0, len(finite), size)]

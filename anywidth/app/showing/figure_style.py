@@ -1,4 +1,4 @@
-"""How figures look, and how they become files: PNG or SVG by the file's name."""
+"""The style of figures, and how they are written as PNG or SVG files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, FAINT_INK, GRID = "#24292f", "#59636e", "#d9dee3"
-"""Text, lesser text and grid lines; a page with a dark side replaces them."""
+"""Colours of text, secondary text and grid lines; a page in dark mode replaces them."""
 
 BLUE, ORANGE, GREEN, PURPLE = "#2f7fd1", "#e0762a", "#2a9d73", "#b05fc0"
 GREY = "#8a929b"
@@ -43,7 +43,7 @@ _STYLE = {
     "axes.formatter.useoffset": False,
     "legend.frameon": False,
     "lines.linewidth": 1.8,
-    # A folder may be called `run$1`; dollars are no mathematics here.
+    # A folder may be called `run$1`: a dollar must not start a formula.
     "text.parse_math": False,
     # Text stays text, and names inside the file do not change from run to run.
     "svg.fonttype": "none",
@@ -65,7 +65,7 @@ def figure_bytes(figure: Figure, form: str, transparent: bool = False) -> bytes:
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-    """Matplotlib's defaults and ours on top, whatever the user's own settings are."""
+    """Use our style, whatever the user's own Matplotlib settings are."""
     try:
         import matplotlib.style
     except ImportError as error:
@@ -77,7 +77,7 @@ def style() -> Iterator[None]:
 
 
 def write_figure(path: str | Path, draw: Callable[[], Figure]) -> None:
-    """Draws in our style, and puts the file in place once it is whole."""
+    """Draw in our style, and replace the file once the new one is complete."""
     path = Path(path)
     form = path.suffix.lower().removeprefix(".")
     if form not in ("png", "svg"):
@@ -85,3 +85,12 @@ def write_figure(path: str | Path, draw: Callable[[], Figure]) -> None:
     with style():
         content = figure_bytes(draw(), form)
     write_atomically(path, content)
+
+
+def write_figures(stem: Path, draw: Callable[[], Figure]) -> None:
+    """Draw once in our style, and write STEM.png and STEM.svg."""
+    with style():
+        figure = draw()
+        contents = {form: figure_bytes(figure, form) for form in ("png", "svg")}
+    for form, content in contents.items():
+        write_atomically(stem.with_name(f"{stem.name}.{form}"), content)

@@ -1,4 +1,4 @@
-"""The spectrum that a reader can point at: what `report_page_spectrum.js` draws."""
+"""Drawings that a reader can point at: the data that `report_page_spectrum.js` draws."""
 
 from __future__ import annotations
 
@@ -7,28 +7,56 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from anywidth.app.showing.plots import series_colors
+from anywidth.app.showing.figure_style import BLUE
+from anywidth.app.showing.latency_plot import timed_points
+from anywidth.app.showing.plots import least_span, series_colors
 from anywidth.app.showing.spectrum_tables import format_count, format_point, format_width
-from anywidth.measuring.spectra import Spectrum, SpectrumPoint, joined
+from anywidth.measuring.spectra import Spectrum, SpectrumPoint, joined, standard_error
 
-# A control that spreads wider than the others so many times is switched off until asked for.
+# A control whose values spread this many times as far as the others' starts switched off.
 _SQUEEZES = 3.0
 
 
 def interactive_spectrum(spectra: Sequence[Spectrum], metric: str, drawn: str) -> str:
-    """Markup that the page's script turns into a drawing to point at.
+    """A metric over multiply-adds, as markup that the page's script turns into a drawing.
 
-    Args:
-        spectra: the network's first, then what it is compared with.
-        metric: what is drawn over multiply-adds.
-        drawn: the figure that is shown without scripts.
+    The first spectrum is that of the run. Without scripts, the page shows the figure `drawn`.
     """
+    series = _series(spectra, metric)
+    points = [point for one in series if not one["isHidden"] for point in one["points"]]
+    errors = [(point["high"] - point["low"]) / 2 if "low" in point else 0.0 for point in points]
     data = {
-        "series": _series(spectra, metric),
+        "series": series,
         "xLabel": "multiply-adds",
         "yLabel": spectra[0].describe(metric).label,
+        "leastSpan": least_span([point["y"] for point in points], errors) if points else 0.0,
     }
-    # What names say must not end the element early.
+    return _markup(data, drawn)
+
+
+def interactive_latency(spectrum: Spectrum, drawn: str) -> str:
+    """The same kind of markup for latency over width."""
+    points = [
+        {
+            "x": point.width,
+            "y": point.latency_ms,
+            **dict(zip(("low", "high"), point.latency_range or (), strict=False)),
+            "told": f"width {format_width(point.width)}: {point.latency_ms:.3g} ms"
+            + (
+                ", fastest {:.3g}, median {:.3g}".format(*point.latency_range)
+                if point.latency_range
+                else ""
+            ),
+        }
+        for point in timed_points(spectrum)
+    ]
+    series = {"name": spectrum.name, "color": BLUE, "isLine": True, "points": points}
+    data = {"series": [series], "xLabel": "width", "yLabel": "latency, ms", "floor": 0}
+    return _markup(data, drawn)
+
+
+def _markup(data: dict[str, Any], drawn: str) -> str:
+    # A name that contains "</script>" must not end the element.
     text = json.dumps(data).replace("<", "\\u003c")
     return f'<script type="application/json" class="spectrum-data">{text}</script>\n{drawn}'
 
@@ -60,11 +88,15 @@ def _point(spectrum: Spectrum, point: SpectrumPoint, metric: str) -> dict[str, A
     value = f"{described.label} {format_point(point, metric, described)}"
     told = f"{spectrum.name or spectrum.kind}, {where}: {value}, "
     latency = f", {point.latency_ms:.3g} ms" if point.latency_ms is not None else ""
-    return {
+    found: dict[str, Any] = {
         "x": point.macs,
         "y": _value(point, metric),
         "told": f"{told}{format_count(point.macs)} multiply-adds{latency}",
     }
+    error = standard_error(point, metric)
+    if error and math.isfinite(error):
+        found |= {"low": found["y"] - error, "high": found["y"] + error}
+    return found
 
 
 def _value(point: SpectrumPoint, metric: str) -> float:

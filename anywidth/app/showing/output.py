@@ -1,4 +1,4 @@
-"""What commands print."""
+"""The output of commands."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import os
 
 from rich.console import Console, ConsoleDimensions
 
-# A pipe has no edge to stay within; pages that are broken later anyway are hard to read if broader.
+from anywidth.app.plain_text import visible
+from anywidth.measuring.heartbeat import shown
+
+# A pipe has no width of its own; wider text is hard to read.
 _WIDTH_OF_A_PIPE = 120
 
 
 class _Output(Console):
-    """Standard output, also where that is not a terminal: rich takes a pipe for 80 columns."""
+    """Standard output; unlike in rich, a pipe has more than 80 columns."""
 
     @property
     def size(self) -> ConsoleDimensions:
@@ -27,8 +30,16 @@ class _Output(Console):
 
 
 console = _Output()
+_beside = _Output(stderr=True)
 
 
 def say(text: str) -> None:
-    """A line as it is: paths are not broken at the terminal's edge, nor read as markup."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    """Print a line unchanged: paths are not wrapped or read as markup."""
+    console.print(visible(text), highlight=False, markup=False, soft_wrap=True)
+    shown()
+
+
+def note(text: str) -> None:
+    """Print a line on standard error, so that standard output has only the answer."""
+    _beside.print(visible(text), highlight=False, markup=False, soft_wrap=True)
+    shown()

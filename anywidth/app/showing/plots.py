@@ -1,8 +1,9 @@
-"""The FLOPs-accuracy spectrum: error or score over multiply-adds, a mark for each width."""
+"""The FLOPs-accuracy spectrum: error or score over multiply-adds, one mark per width."""
 
 from __future__ import annotations
 
 import math
+import statistics
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.legend import Legend
 
-# For each kind of spectrum: how its marks look, and the colours of its first few series.
-# S-Nets are hollow, because at a shared width they lie on top of the others.
-_LOOKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+# Per kind of spectrum: the look of its marks, and the colours of its first few series.
+# S-Nets are hollow, because at shared widths they cover the others.
+LOOKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "us": ({"marker": "o", "markersize": 4.5}, (BLUE, GREEN, PURPLE, ORANGE)),
     "s": (
         {"marker": "s", "markersize": 8, "linestyle": "none", "markerfacecolor": "none"},
@@ -38,8 +39,13 @@ _LOOKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
 }
 _STEPS = (0.5, 0.25, 0.1)
-# A wider legend would not fit between the axes, as a share of the figure.
+# The largest width of a legend inside the axes, as a share of the figure.
 _MOST_LEGEND_IN_FRAME = 0.85
+_LONGEST_TITLE = 68
+# An axis spans at least so many standard errors, and this share of its values: a curve that is
+# flat within the noise then looks flat.
+_LEAST_ERRORS = 10
+_LEAST_SHARE = 0.01
 
 
 def plot_spectra(
@@ -48,18 +54,12 @@ def plot_spectra(
     metric: str | None = None,
     title: str = "",
 ) -> None:
-    """Draws a metric against multiply-adds.
+    """Draw a metric over multiply-adds.
 
-    A US-Net is a line with a dot a width, S-Nets are squares, I-Nets diamonds, a control a dotted
-    line with crosses. Bars are standard errors, where a metric has them. Spectra of one name and
-    kind are one series. A control that would squeeze everything else flat is cut off at the frame,
-    and the legend says how far it goes.
-
-    Args:
-        spectra: what `anywidth.spectrum` returned, one or more.
-        path: ends in .png or .svg.
-        metric: what to draw; the first spectrum's main metric if not given.
-        title: stands above the plot.
+    A US-Net is a line with one dot per width, S-Nets are squares, I-Nets diamonds, a control is a
+    dotted line with crosses. Bars are standard errors, if a metric has them. Spectra of one name
+    and kind are one series. A control that would squeeze the others is cut off at the frame, and
+    the legend gives its furthest value. By default, the first spectrum's main metric is drawn.
     """
     write_figure(path, lambda: spectra_figure(spectra, metric, title))
 
@@ -80,11 +80,14 @@ def spectra_figure(
     unit, scale = _unit(max(costs))
     low, high = _limits(series)
     axes.set_xlabel(f"multiply-adds{unit}")
-    axes.set_ylabel(spectra[0].describe(metric).label)
+    noted = " ± standard error" if any(any(one.errors) for one in series) else ""
+    axes.set_ylabel(spectra[0].describe(metric).label + noted)
     axes.set_xlim(*_padded(min(costs) / scale, max(costs) / scale, 0.05))
     axes.set_ylim(low, high)
     _draw(axes, series, scale)
-    if any(_beyond(one, low, high) or any(one.errors) for one in series):
+    if title and len(series) == 1 and not _beyond(series[0], low, high):
+        pass  # the title names it
+    elif any(_beyond(one, low, high) or any(one.errors) for one in series):
         # Lines that leave the frame leave no corner of it free, and a legend is blind to bars.
         _legend_below(figure)
     elif len(series) > 1 or series[0].name:
@@ -94,7 +97,7 @@ def spectra_figure(
             _legend_below(figure)
     _width_axis(axes, spectra, scale)
     if title:
-        axes.set_title(title)
+        axes.set_title(textwrap.fill(title, _LONGEST_TITLE))
     return figure
 
 
@@ -102,7 +105,7 @@ def _draw(axes: Axes, series: Sequence[_Series], scale: float) -> None:
     """Marks and bars."""
     low, high = axes.get_ylim()
     for one, color in zip(series, series_colors([one.kind for one in series]), strict=True):
-        look, _ = _LOOKS[one.kind]
+        look, _ = LOOKS[one.kind]
         places = [cost / scale for cost in one.macs]
         axes.plot(
             places,
@@ -115,16 +118,16 @@ def _draw(axes: Axes, series: Sequence[_Series], scale: float) -> None:
         )
         if any(one.errors):
             axes.errorbar(
-                places, one.values, one.errors, fmt="none", color=color, elinewidth=1, capsize=2.5
+                places, one.values, one.errors, fmt="none", color=color, elinewidth=1, capsize=2
             )
 
 
 def series_colors(kinds: Iterable[str]) -> list[str]:
-    """A colour per series; those of one kind take the kind's colours in turn."""
+    """A colour per series; series of one kind take the colours of that kind in turn."""
     used: Counter[str] = Counter()
     chosen = []
     for kind in kinds:
-        _, colors = _LOOKS[kind]
+        _, colors = LOOKS[kind]
         chosen.append(colors[used[kind] % len(colors)])
         used[kind] += 1
     return chosen
@@ -165,7 +168,21 @@ def _limits(series: Sequence[_Series]) -> tuple[float, float]:
         room = inner_high - inner_low
         low = low if inner_low - low <= room else inner_low
         high = high if high - inner_high <= room else inner_high
-    return _padded(low, high, 0.07)
+    low, high = _padded(low, high, 0.07)
+    shown = [one for one in series if one.kind != "control"] or series
+    values = [value for one in shown for value in one.values]
+    errors = [error for one in shown for error in one.errors]
+    lacking = least_span(values, errors) - (high - low)
+    return (low - lacking / 2, high + lacking / 2) if lacking > 0 else (low, high)
+
+
+def least_span(values: Sequence[float], errors: Sequence[float]) -> float:
+    """What an axis must span so that differences within the noise do not fill it."""
+    known = [error for error in errors if error > 0] or [0.0]
+    return max(
+        _LEAST_ERRORS * statistics.median(known),
+        _LEAST_SHARE * statistics.fmean(map(abs, values)),
+    )
 
 
 def _extent(one: _Series) -> list[float]:
@@ -185,7 +202,7 @@ def _legend(one: _Series, low: float, high: float) -> str:
 
 
 def _legend_below(figure: Figure) -> None:
-    """A legend under the axes: two columns if they fit, else one, its labels broken if need be.
+    """A legend under the axes: in two columns if they fit, else in one, with long labels wrapped.
 
     The figure grows by the lines that are more than two columns would have.
     """

@@ -1,4 +1,4 @@
-"""One self-contained HTML page about a run: pictures, table, plan, configuration."""
+"""One self-contained HTML page about a run: plots, table, plan, settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anywidth._version import __version__
-from anywidth.app.showing.curves import curves_figure, has_curves
+from anywidth.app.showing.curves import curves_panels, has_curves
 from anywidth.app.showing.figure_style import FAINT_INK, GRID, INK, figure_bytes, style
-from anywidth.app.showing.interactive_spectrum import interactive_spectrum
+from anywidth.app.showing.interactive_spectrum import interactive_latency, interactive_spectrum
+from anywidth.app.showing.latency_plot import latency_conditions, latency_figure, timed_points
 from anywidth.app.showing.plots import spectra_figure
 from anywidth.app.showing.spectrum_tables import (
     format_count,
@@ -31,12 +32,12 @@ from anywidth.app.showing.spectrum_tables import (
 )
 from anywidth.errors import AnywidthError
 from anywidth.files import write_atomically
-from anywidth.measuring.spectra import Spectrum, SpectrumPoint, joined, values_at
+from anywidth.measuring.spectra import Spectrum, SpectrumPoint, joined, standard_error, values_at
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# What a picture's first bytes say about its type.
+# The first bytes of image files, and their types.
 _IMAGE_TYPES = {
     b"\x89PNG": "image/png",
     b"\xff\xd8\xff": "image/jpeg",
@@ -45,24 +46,24 @@ _IMAGE_TYPES = {
     b"<svg": "image/svg+xml",
     b"<?xml": "image/svg+xml",
 }
-# The page loads nothing: what it shows lies inside it.
+# The page is self-contained and loads nothing.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page that a task adds; neighbours of one title share a heading.
+    """A part of the page that a task adds; neighbours with one title share a heading.
 
     Args:
         title: the heading.
-        html: markup, put into the page as it is: escape what did not come from the code.
-        image: a picture's bytes (PNG, JPEG, WebP, GIF or SVG).
-        caption: stands below the picture.
+        html: markup, not escaped: escape everything that is not from the code.
+        images: label below each → bytes of an image file (PNG, JPEG, WebP, GIF or SVG).
+        caption: text below all of them.
     """
 
     title: str
     html: str = ""
-    image: bytes | None = None
+    images: Mapping[str, bytes] = field(default_factory=dict)
     caption: str = ""
 
 
@@ -78,19 +79,14 @@ def write_report(
     plan_text: str = "",
     extra_sections: Sequence[Section] = (),
 ) -> None:
-    """Writes the page; it needs no other file and no network.
+    """Write the page; it needs no other file and no internet.
 
     Args:
-        path: the .html file.
-        title: the heading of the page.
-        run_summary: what to say of the run by name; a mapping inside (the configuration, the
-            versions) becomes a table of its own.
-        spectrum: the network at all its widths.
-        baselines: what it is compared with in the plot.
+        run_summary: facts about the run by name; a mapping inside (settings, versions) becomes a
+            separate table.
+        baselines: other spectra in the plot.
         metrics: rows of training metrics, from `read_metrics`; may be empty.
-        curves: which of them are drawn → what they are called.
-        plan_text: the printed plan.
-        extra_sections: what else the task has to show.
+        curves: metrics to draw → their titles.
     """
     if not spectrum.points:
         raise AnywidthError(f"the spectrum {spectrum.name!r} has no points: nothing to report")
@@ -98,16 +94,23 @@ def write_report(
     with style():
         figure = _plot(spectra_figure([spectrum, *baselines], metric))
         drawing = interactive_spectrum([spectrum, *baselines], metric, figure)
-        parts = [_section("Spectrum", drawing)]
+        parts = [_section("Spectrum", _spectrum_text(spectrum, metric) + drawing)]
+        if timed_points(spectrum):
+            drawing = interactive_latency(spectrum, _plot(latency_figure(spectrum)))
+            parts.append(_section("Latency", _latency_text(spectrum) + drawing))
         if has_curves(metrics, curves or {}):
-            parts.append(_section("Training", _plot(curves_figure(metrics, curves or {}))))
+            panels = "".join(map(_plot, curves_panels(metrics, curves or {})))
+            parts.append(_section("Training", f'<div class="panels">{panels}</div>'))
     for heading, sections in itertools.groupby(extra_sections, key=lambda one: one.title):
         parts.append(_section(heading, "".join(map(_extra, sections))))
     parts.append(_section("Widths", _width_table(spectrum, baselines, metric)))
     if run_summary:
         parts.append(_section("Run", _summary(run_summary)))
     if plan_text:
-        parts.append(_section("Plan", f"<pre>{escape(plan_text)}</pre>"))
+        explained = (
+            "<p>Channels that narrow together are one group, named after its first layer.</p>"
+        )
+        parts.append(_section("Plan", f"{explained}<pre>{escape(plan_text)}</pre>"))
     page = _page(title, _tiles(spectrum, metric), "\n".join(parts))
     write_atomically(path, page.encode())
 
@@ -149,15 +152,41 @@ def _section(title: str, inside: str) -> str:
     return f"<section>\n<h2>{escape(title)}</h2>\n{inside}\n</section>"
 
 
+def _spectrum_text(spectrum: Spectrum, metric: str) -> str:
+    """What the drawing shows, in sentences."""
+    said = ["One network, run at many widths: each dot is one width of the same weights."]
+    if spectrum.kind == "i":
+        said = ["Each dot is one width."]
+    if spectrum.measured_on:
+        said.append(f"Measured on {spectrum.measured_on}.")
+    if any(standard_error(point, metric) for point in spectrum.points):
+        said.append("Bars are one standard error: differences within them may be chance.")
+    return _paragraph(said)
+
+
+def _latency_text(spectrum: Spectrum) -> str:
+    said = [f"Time of one example at each width: {latency_conditions(spectrum)}."]
+    if any(point.latency_range for point in timed_points(spectrum)):
+        said.append(
+            "The widths took turns; dots are the mean of the fastest third of the passes, bars "
+            "reach from the fastest to the median pass."
+        )
+    return _paragraph(said)
+
+
+def _paragraph(sentences: Sequence[str]) -> str:
+    return f"<p>{escape(' '.join(sentences))}</p>\n"
+
+
 def _tiles(spectrum: Spectrum, metric: str) -> str:
-    """What one looks for first: the main metric and the cost at both ends."""
+    """The main metric and the cost at both ends of the widths."""
     by_cost = sorted(spectrum.points, key=lambda point: (point.macs, point.width or 0.0))
     narrowest, widest = by_cost[0], by_cost[-1]
     shown = [_tile(spectrum, widest, metric)]
     if narrowest.macs != widest.macs:
         shown.append(_tile(spectrum, narrowest, metric))
         fewer = f"{widest.macs / narrowest.macs:.1f} times"
-        shown.append((fewer, "fewer multiply-adds at the narrowest"))
+        shown.append((fewer, "fewer multiply-adds at the narrowest width"))
     # Widths that round to the same channels are one network.
     count = len({(point.channels, point.macs, point.parameters) for point in spectrum.points})
     shown.append((str(count), f"{'network' if count == 1 else 'networks'} from one set of weights"))
@@ -175,7 +204,7 @@ def _tile(spectrum: Spectrum, point: SpectrumPoint, metric: str) -> tuple[str, s
 
 
 def _plot(figure: Figure) -> str:
-    """A figure as inline SVG whose text and grid take the page's colours, light or dark."""
+    """A figure as inline SVG; its text and grid use the colours of the page, light or dark."""
     text = figure_bytes(figure, "svg", transparent=True).decode()
     text = text[text.index("<svg") :]
     for color, name in ((INK, "ink"), (FAINT_INK, "faint"), (GRID, "line")):
@@ -184,13 +213,13 @@ def _plot(figure: Figure) -> str:
 
 
 def _width_table(spectrum: Spectrum, baselines: Sequence[Spectrum], metric: str) -> str:
-    """A row a width, with what the baselines reach at the same width."""
+    """One row per width, with the baselines at the same width."""
     series = joined(baselines)
     has_latency = any(point.latency_ms is not None for point in spectrum.points)
     metrics = {name: spectrum.describe(name) for name in shown_metrics(spectrum)}
     labels = [shown.label for shown in metrics.values()]
     headings = ["width", *labels, "multiply-adds", "parameters"]
-    headings += ["latency, ms"] * has_latency
+    headings += [spectrum.latency_label] * has_latency
     headings += [f"{one.name}, {spectrum.describe(metric).label}" for one in series]
     head = "".join(
         f'<th scope="col"><button type="button">{escape(heading)}</button></th>'
@@ -223,12 +252,13 @@ def _cell(value: float | None, text: str) -> str:
 
 
 def _summary(summary: Mapping[str, Any]) -> str:
-    """Single values first, then each mapping under its name."""
+    """Single values first, then each mapping as a table."""
     single = {name: value for name, value in summary.items() if not isinstance(value, Mapping)}
     tables = [_pairs(single)] if single else []
     for name, value in summary.items():
         if isinstance(value, Mapping):
-            tables.append(f"<h3>{escape(str(name))}</h3>\n{_pairs(value)}")
+            heading = f"<summary>{escape(str(name))}</summary>"
+            tables.append(f"<details>{heading}\n{_pairs(value)}</details>")
     return "\n".join(tables)
 
 
@@ -241,15 +271,22 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 
 def _extra(section: Section) -> str:
-    if section.image is None:
-        return section.html
-    kind = next((k for mark, k in _IMAGE_TYPES.items() if section.image.startswith(mark)), None)
+    shown = "".join(_picture(section.title, *pair) for pair in section.images.items())
+    pictures = f'<div class="pictures">{shown}</div>' if shown else ""
+    caption = f'<p class="caption">{escape(section.caption)}</p>' if section.caption else ""
+    return f"{section.html}{pictures}{caption}"
+
+
+def _picture(title: str, label: str, image: bytes) -> str:
+    kind = next((kind for mark, kind in _IMAGE_TYPES.items() if image.startswith(mark)), None)
     if kind is None:
         raise AnywidthError(
-            f"the picture of section {section.title!r} starts with {section.image[:8]!r}: "
+            f"the picture {label!r} of section {title!r} starts with {image[:8]!r}: "
             "expected the bytes of a PNG, JPEG, WebP, GIF or SVG file"
         )
-    source = f"data:{kind};base64,{base64.b64encode(section.image).decode()}"
-    caption = f"<figcaption>{escape(section.caption)}</figcaption>" if section.caption else ""
-    picture = f'<img src="{source}" alt="{escape(section.caption or section.title)}">'
-    return f"{section.html}<figure>{picture}{caption}</figure>"
+    source = f"data:{kind};base64,{base64.b64encode(image).decode()}"
+    text = "<br>".join(map(escape, label.splitlines()))
+    return (
+        f'<figure><img src="{source}" alt="{escape(label or title)}">'
+        f"<figcaption>{text}</figcaption></figure>"
+    )

@@ -1,4 +1,4 @@
-"""Spectra as people read them: tables for a terminal, numbers with their units and spread."""
+"""Spectra as tables for a terminal, and numbers with units and spread."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from anywidth.measuring.spectra import (
     standard_error,
     values_at,
 )
+from anywidth.width import ChannelConfig, Width
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -26,19 +27,20 @@ if TYPE_CHECKING:
 
 
 def spectrum_table(spectrum: Spectrum) -> FittedTable:
-    """A row a width, for a terminal; on a narrow one without some columns, as a line then says."""
+    """One row per width; a narrow terminal gets fewer columns and a line that names the others."""
     points = spectrum.points
-    width = _Column("width", [format_width(point.width) for point in points])
-    macs = _Column("multiply-adds", [format_count(point.macs) for point in points])
-    parameters = _Column("parameters", [format_count(point.parameters) for point in points])
+    width = Column("width", [format_width(point.width) for point in points])
+    macs = Column("multiply-adds", [format_count(point.macs) for point in points])
+    parameters = Column("parameters", [format_count(point.parameters) for point in points])
     metrics = [
-        _Column(
+        Column(
             spectrum.describe(name).label,
             [format_point(point, name, spectrum.describe(name)) for point in points],
         )
         for name in shown_metrics(spectrum)
     ]
-    latency = [_Column("latency, ms", [format_metric(point.latency_ms) for point in points])]
+    times = [format_metric(point.latency_ms) for point in points]
+    latency = [Column(spectrum.latency_label, times)]
     if all(point.latency_ms is None for point in points):
         latency = []
     return FittedTable(
@@ -49,9 +51,9 @@ def spectrum_table(spectrum: Spectrum) -> FittedTable:
 
 
 def comparison_table(spectra: Sequence[Spectrum], metric: str | None = None) -> BlockTable:
-    """A row a width, a column a spectrum; several runs of one name as mean ± deviation.
+    """One row per width, one column per spectrum; runs of one name as mean ± deviation.
 
-    Where there is no room for all beside each other they are numbered, and go on below.
+    If the columns do not fit side by side, they are numbered and continue below.
     """
     series = joined(spectra)
     if not series:
@@ -63,13 +65,13 @@ def comparison_table(spectra: Sequence[Spectrum], metric: str | None = None) -> 
     for one in series:
         one.metric(metric)
         found = (values_at(one, width, metric) for width in widths)
-        columns.append(_Column(one.name, [format_mean(values, shown) for values in found]))
-    first = _Column("width", list(map(format_width, widths)))
+        columns.append(Column(one.name, [format_mean(values, shown) for values in found]))
+    first = Column("width", list(map(format_width, widths)))
     return BlockTable(shown.label, first, columns)
 
 
 def shown_metrics(spectrum: Spectrum) -> list[str]:
-    """The metrics a table has a column for: a standard error stands beside its mean."""
+    """The metrics with a column of their own: a standard error is shown beside its mean."""
     names = spectrum.metrics
     return [
         name
@@ -87,14 +89,16 @@ def format_point(point: SpectrumPoint, name: str, metric: Metric | None = None) 
 
 
 def format_mean(values: list[float], metric: Metric | None = None) -> str:
-    """The one value, or of several (seeds) the mean ± the standard deviation."""
+    """A single value, or mean ± standard deviation of several (seeds)."""
     if len(values) < 2:
         return format_metric(values[0] if values else None, metric)
+    if not all(map(math.isfinite, values)):
+        return format_metric(sum(values) / len(values), metric)
     return _with_spread(statistics.mean(values), statistics.stdev(values), metric)
 
 
 def format_metric(value: float | None, metric: Metric | None = None) -> str:
-    """A value with the decimals its metric is read with; if that is not known, by its size."""
+    """A value with the decimals of its metric; if they are not known, by its size."""
     if value is None or math.isnan(value):
         return "-"
     return f"{value:.{_places(value, metric)}f}"
@@ -108,8 +112,10 @@ def format_count(count: float) -> str:
     return f"{count:.0f}"
 
 
-def format_width(width: float | None) -> str:
-    return "nonuniform" if width is None else str(round(float(width), 6))
+def format_width(width: Width | None) -> str:
+    if width is None or isinstance(width, ChannelConfig):
+        return "nonuniform"
+    return str(round(float(width), 6))
 
 
 def _with_spread(value: float, spread: float, metric: Metric | None) -> str:
@@ -124,12 +130,12 @@ def _places(value: float, metric: Metric | None) -> int:
     return metric.decimals
 
 
-# ---- tables that know how much room there is ----------------------------------------------------
+# ---- tables that fit the terminal ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class _Column:
-    """A heading over numbers, which are never cut or broken."""
+class Column:
+    """A heading over numbers, which are never wrapped."""
 
     heading: str
     cells: Sequence[str]
@@ -138,8 +144,8 @@ class _Column:
     def breadth(self) -> int:
         return max(map(len, [*self.heading.splitlines(), *self.cells]), default=0)
 
-    def folded(self) -> _Column:
-        """With its heading over several lines, so that it is hardly broader than its numbers."""
+    def folded(self) -> Column:
+        """The same column with its heading wrapped to about the width of its numbers."""
         parts = textwrap.wrap(self.heading, 1, break_long_words=False)
         room = max(map(len, [*parts, *self.cells]), default=1)
         return replace(self, heading="\n".join(textwrap.wrap(self.heading, room)))
@@ -147,17 +153,19 @@ class _Column:
 
 @dataclass(frozen=True)
 class FittedTable:
-    """Prints the columns there is room for, and a line that names the others.
+    """Prints the columns that fit, and a line that names the others.
 
     Args:
-        title: stands above the table.
+        title: the title above the table.
         columns: from left to right.
-        ranked: the same columns, those first that are to be kept; the first two always are.
+        ranked: the same columns, the most important first; the first two are always shown.
+        file: where all columns are.
     """
 
     title: str
-    columns: Sequence[_Column]
-    ranked: Sequence[_Column]
+    columns: Sequence[Column]
+    ranked: Sequence[Column]
+    file: str = "spectrum.csv"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text
@@ -170,22 +178,22 @@ class FittedTable:
             kept.pop()
         yield _table(self.title, [one.folded() for one in self.columns if one in kept])
         if left_out := [one.heading for one in self.columns if one not in kept]:
-            yield Text(f"No room for: {'; '.join(left_out)}. spectrum.csv has all columns.")
+            yield Text(f"No room for: {'; '.join(left_out)}. {self.file} has all columns.")
 
 
 @dataclass(frozen=True)
 class BlockTable:
-    """Prints columns of any number, in blocks one below the other where they are too many.
+    """Prints any number of columns, in several blocks if they do not fit.
 
     Args:
-        title: stands above the table.
-        first: the column that every block begins with.
+        title: the title above the table.
+        first: the first column of every block.
         columns: the others.
     """
 
     title: str
-    first: _Column
-    columns: Sequence[_Column]
+    first: Column
+    columns: Sequence[Column]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text
@@ -207,12 +215,12 @@ class BlockTable:
         yield _table(title, block)
 
 
-def _fits(columns: Sequence[_Column], options: ConsoleOptions) -> bool:
-    """Three characters between two columns, and one at either end."""
+def _fits(columns: Sequence[Column], options: ConsoleOptions) -> bool:
+    """Whether columns fit: three characters between two columns, one at either end."""
     return sum(one.breadth + 3 for one in columns) - 1 <= options.max_width
 
 
-def _table(title: str, columns: Sequence[_Column]) -> Table:
+def _table(title: str, columns: Sequence[Column]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table

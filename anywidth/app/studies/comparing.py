@@ -5,23 +5,49 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from anywidth.app.showing.spectrum_tables import format_width
 from anywidth.app.tasks.classification.task import TrainedClassifier
 from anywidth.errors import AnywidthError
-from anywidth.measuring.spectra import Spectrum
+from anywidth.measuring.spectra import STANDARD_ERROR, Metric, Spectrum, standard_error
 
-METRIC = "top1_error"
-SHOWN = TrainedClassifier.metrics[METRIC]
 # A network has learned nothing if its error is not further below guessing, in points.
 NEAR_CHANCE = 1.0
+
+# A difference in PSNR that one seed cannot tell from luck, in dB.
+CLOSE_PSNR = 0.05
 
 GUESSING = "; none of them is better than guessing: train longer"
 
 # (network, label of the setting)
 Line = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Words:
+    """How differences in a metric are put into words.
+
+    Args:
+        noun: the metric.
+        unit: of a difference, with a space before it.
+        decimals: of a difference.
+        noise: where the uncertainty of one seed comes from.
+    """
+
+    noun: str
+    unit: str
+    decimals: int
+    noise: str
+
+
+ERROR = Words("error", " points", 2, "by the number of test images")
+_WORDS = {
+    "top1_error": ERROR,
+    "psnr": Words("PSNR", " dB", 4, "assumed"),
+    "score": Words("score", "", 1, "by the number of games"),
+}
 
 
 @dataclass(frozen=True)
@@ -33,12 +59,23 @@ class Results:
         paper: line → width → top-1 error, for the lines that the paper has numbers for.
         classes: the number of classes, if known.
         test_images: the number of images the errors were measured with, if known.
+        described: name of a metric → how it is shown; the first is compared.
     """
 
     spectra: Mapping[Line, Mapping[int, Spectrum]]
     paper: Mapping[Line, Mapping[float, float]]
     classes: int | None = None
     test_images: int | None = None
+    described: Mapping[str, Metric] = field(default_factory=lambda: TrainedClassifier.metrics)
+
+    @property
+    def metric(self) -> str:
+        """The metric that is compared."""
+        return next(iter(self.described))
+
+    @property
+    def words(self) -> Words:
+        return _WORDS[self.metric]
 
     def seeds(self, line: Line) -> Mapping[int, Spectrum]:
         if line not in self.spectra:
@@ -51,23 +88,33 @@ class Results:
         found = [{p.width for p in one.points if p.width is not None} for one in spectra]
         return sorted(set.intersection(*found))
 
-    def errors(self, line: Line, widths: Sequence[float]) -> list[float]:
-        """The mean error over some widths, one value per seed."""
-        return [
-            statistics.mean(one.at(width).metrics[METRIC] for width in widths)
-            for one in self.seeds(line).values()
-        ]
+    def means(
+        self, line: Line, widths: Sequence[float], metric: str | None = None
+    ) -> dict[int, float]:
+        """Per seed, the mean over some widths of a metric (the one that is compared)."""
+        name = metric or self.metric
+        return {
+            seed: statistics.mean(one.at(width).metrics[name] for width in widths)
+            for seed, one in self.seeds(line).items()
+        }
 
     def learned_nothing(self, errors: Sequence[float]) -> bool:
         """Whether no error is better than guessing, so that their order means nothing."""
         return self.classes is not None and min(errors) >= chance(self.classes) - NEAR_CHANCE
 
-    def sampling_error(self, one: float, other: float) -> float:
-        """The standard error of the difference of two error rates, in points; 0 if not known."""
+    def noise(self, lines: Sequence[Line], widths: Sequence[float]) -> float:
+        """The standard error of the difference of two lines with one seed; 0 if not known."""
+        if self.metric == "psnr":
+            return CLOSE_PSNR
+        points = [
+            one.at(width) for line in lines for one in self.seeds(line).values() for width in widths
+        ]
+        if any(self.metric + STANDARD_ERROR in point.metrics for point in points):
+            return math.hypot(*(standard_error(p, self.metric) for p in points)) / len(widths)
         if self.test_images is None:
             return 0.0
-        variances = [error * (100 - error) / self.test_images for error in (one, other)]
-        return math.sqrt(sum(variances))
+        errors = [statistics.mean(self.means(line, widths).values()) for line in lines]
+        return math.sqrt(sum(error * (100 - error) / self.test_images for error in errors))
 
     def paper_error(self, line: Line, widths: Sequence[float]) -> float | None:
         """The paper's mean error over some widths, if it printed all of them."""
@@ -121,57 +168,54 @@ def compare(
     widths: Sequence[float],
     limit: float = 0.0,
     at_least: bool = False,
-    same_weights: bool = False,
+    noise: float | None = None,
 ) -> Finding:
-    """Compare the errors of two settings, in the mean over some widths.
+    """Compare the metric of two settings of a network, in the mean over some widths.
 
     Args:
         claim: the paper's finding, in words.
-        results: the results of the study.
-        network: the network of both settings.
-        one: the label of the first setting.
-        other: the label of the second setting.
-        widths: the widths of the mean.
-        limit: the claim holds if the first error exceeds the second by at most this.
+        one, other: the labels of the settings.
+        limit: the claim holds if the first exceeds the second by at most this.
         at_least: the claim holds if it exceeds it by at least `limit` instead.
-        same_weights: both measure the same trained network, so small differences count too.
+        noise: a difference that one seed cannot tell from luck, see `Results.noise`; 0 if both
+            measure the same trained network.
     """
-    first, second = (network, one), (network, other)
-    common = [s for s in results.seeds(first) if s in results.seeds(second)]
-    ours, theirs = (
-        dict(zip(results.seeds(line), results.errors(line, widths), strict=True))
-        for line in (first, second)
-    )
-    differences = [ours[seed] - theirs[seed] for seed in common]
+    lines = (network, one), (network, other)
+    ours, theirs = (results.means(line, widths) for line in lines)
+    differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
     sign = -1 if at_least else 1
     means = [statistics.mean(ours.values()), statistics.mean(theirs.values())]
-    noise = 0.0 if same_weights else results.sampling_error(*means)
+    noise = results.noise(lines, widths) if noise is None else noise
     verdict = judge([sign * value for value in differences], sign * limit, noise)
     remark = ""
     if results.learned_nothing(means):
         verdict, remark = Verdict.OPEN, GUESSING
-    printed = [results.paper_error(line, widths) for line in (first, second)]
+    printed = [results.paper_error(line, widths) for line in lines]
     paper = None
     if printed[0] is not None and printed[1] is not None:
         paper = printed[0] - printed[1]
-    text = f"{claim}: the error of {one} is {spell(differences)} that of {other}"
-    where = f"{spell_widths(widths)} ({spell_spread(differences, paper, noise)})"
+    words = results.words
+    text = f"{claim}: the {words.noun} of {one} is {spell(differences, words)} that of {other}"
+    where = f"{spell_widths(widths)} ({spell_spread(differences, paper, noise, words)})"
     return Finding(verdict, f"{text}, {where}{remark}.")
 
 
-def spell(values: Sequence[float]) -> str:
+def spell(values: Sequence[float], words: Words = ERROR) -> str:
     """A mean difference in words: `0.31 points below`."""
     mean = statistics.mean(values)
-    if abs(mean) < 0.005:
+    if abs(mean) < 0.5 * 10**-words.decimals:
         return "equal to"
-    return f"{abs(mean):.2f} points {'below' if mean < 0 else 'above'}"
+    return f"{abs(mean):.{words.decimals}f}{words.unit} {'below' if mean < 0 else 'above'}"
 
 
-def spell_spread(values: Sequence[float], paper: float | None, noise: float = 0.0) -> str:
+def spell_spread(
+    values: Sequence[float], paper: float | None, noise: float = 0.0, words: Words = ERROR
+) -> str:
     """The spread over the seeds, and the paper's difference if it printed one."""
-    spread = f"one seed, ± {noise:.2f} by the number of test images" if noise else "one seed"
+    places = words.decimals
+    spread = f"one seed, ± {noise:.{places}f} {words.noise}" if noise else "one seed"
     if len(values) > 1:
-        spread = f"± {statistics.stdev(values):.2f} over {len(values)} seeds"
+        spread = f"± {statistics.stdev(values):.{places}f} over {len(values)} seeds"
     if paper is None:
         return spread
     theirs = spell([paper]).replace(" points", "").replace("equal to", "no difference")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from anywidth.app.studies import findings
 from anywidth.app.studies.study_parts import (
     Measurement,
@@ -15,10 +17,16 @@ from anywidth.app.studies.study_parts import (
 
 MOBILENET_V1 = Network("mobilenet_v1", "MobileNet v1", (0.25, 0.5, 0.75, 1.0))
 MOBILENET_V2 = Network("mobilenet_v2", "MobileNet v2", (0.35, 0.5, 0.75, 1.0))
+WDSR = Network("wdsr", "WDSR", (0.5, 1.0), "super_resolution", step=0.0625)
+ATARI_CNN = Network("atari_cnn", "PPO", (0.25, 0.5, 0.75, 1.0), "reinforcement")
+NETWORKS = (MOBILENET_V1, MOBILENET_V2, WDSR, ATARI_CNN)
 
 AS_TRAINED = Measurement("as-trained", "trained", "trained")
+AT_TABLE = Measurement("table", "trained", "table")
+SPECTRUM = Measurement("spectrum", "trained")
 CALIBRATED = Measurement("calibrated")
 STAGES = Measurement("stages", widths="stages")
+SEARCHED = Measurement("searched", widths="searched")
 POST_STATISTICS = {
     "moving over all": (Measurement("moving-all", "moving", "table", "all"), "1.28M moving"),
     "exact over all": (Measurement("exact-all", "exact", "table", "all"), "1.28M exact"),
@@ -28,14 +36,28 @@ POST_STATISTICS = {
 }
 
 US_V1 = training(MOBILENET_V1)
+# Not in the paper, which sums the losses of the widths; v2 then needs no slower classifier.
+BALANCED_V1 = training(MOBILENET_V1, weights="balanced")
+BALANCED_V2 = training(MOBILENET_V2, weights="balanced", head_rate=1.0)
 S_V1 = training(MOBILENET_V1, method="s")
 I_V1 = tuple(training(MOBILENET_V1, method="i", width=w) for w in MOBILENET_V1.widths)
 US_V2 = training(MOBILENET_V2)
 S_V2 = training(MOBILENET_V2, method="s")
 I_V2 = tuple(training(MOBILENET_V2, method="i", width=w) for w in MOBILENET_V2.widths)
 NONUNIFORM = training(MOBILENET_V1, nonuniform=True)
+# Images kept out of training judge a search. Configurations that come again can be captured.
+DRAWN = 512
+SEARCHABLE = {
+    network: (
+        training(network, nonuniform=True, held_out=0.1),
+        training(network, nonuniform=True, held_out=0.1, lattice=DRAWN),
+    )
+    for network in (MOBILENET_V1, MOBILENET_V2)
+}
 # As many configurations as with d = 8: captured graphs of all 1,513 do not fit in memory.
 US_V1_BY_ONE = training(MOBILENET_V1, divisor=1, lattice=187)
+I_WDSR = tuple(training(WDSR, method="i", width=width) for width in WDSR.widths)
+I_PPO = tuple(training(ATARI_CNN, method="i", width=width) for width in ATARI_CNN.widths)
 # Only `drawn-widths` draws from so few configurations, to show the effect.
 FEW = 16
 # Minutes are an eighth of the sum over trainings: eight ran side by side under MPS.
@@ -53,22 +75,28 @@ def _without_distillation(rule: str) -> Training:
     return training(MOBILENET_V1, rule=rule, widths_per_step=3, distill=False)
 
 
+def _us_wdsr(label: str, **changes: Any) -> Setting:
+    return Setting(label, WDSR, (training(WDSR, **changes),), SPECTRUM)
+
+
 STUDIES: tuple[Study, ...] = (
     Study(
         "main",
         "table 1, figures 1 and 3",
         "individually trained networks (I-Net), four switches (S-Net) and one network for all "
-        "widths (US-Net), MobileNet v1 and v2",
+        "widths (US-Net), by the paper's sum of losses and with balanced weights, MobileNet v1 and "
+        "v2",
         tuple(
             setting
-            for network, us, s, i in (
-                (MOBILENET_V1, US_V1, S_V1, I_V1),
-                (MOBILENET_V2, US_V2, S_V2, I_V2),
+            for network, us, balanced, s, i in (
+                (MOBILENET_V1, US_V1, BALANCED_V1, S_V1, I_V1),
+                (MOBILENET_V2, US_V2, BALANCED_V2, S_V2, I_V2),
             )
             for setting in (
                 Setting("I-Net", network, i, AS_TRAINED, kind="i", paper=("main", "i-net")),
                 Setting("S-Net", network, (s,), AS_TRAINED, kind="s", paper=("main", "s-net")),
                 Setting("US-Net", network, (us,), CALIBRATED, paper=("main", "us-net")),
+                Setting(findings.BALANCED, network, (balanced,), CALIBRATED),
             )
         ),
         findings.main,
@@ -87,13 +115,13 @@ STUDIES: tuple[Study, ...] = (
                 "main-figure-3-mobilenet_v1",
                 "MobileNet v1",
                 MOBILENET_V1,
-                ("US-Net", "S-Net", "I-Net"),
+                ("US-Net", findings.BALANCED, "S-Net", "I-Net"),
             ),
             Picture(
                 "main-figure-3-mobilenet_v2",
                 "MobileNet v2",
                 MOBILENET_V2,
-                ("US-Net", "S-Net", "I-Net"),
+                ("US-Net", findings.BALANCED, "S-Net", "I-Net"),
             ),
         ),
         seeds=3,
@@ -217,6 +245,21 @@ STUDIES: tuple[Study, ...] = (
         minutes={H200: 4},
     ),
     Study(
+        "search",
+        None,
+        "channels that a search finds for the multiply-adds of widths 0.5 and 0.7, against these "
+        f"widths; nonuniform widths in training drawn from all or from {DRAWN} configurations",
+        tuple(
+            Setting(f"{part}{ending}", network, (one,), SEARCHED, part, kind)
+            for network, trainings in SEARCHABLE.items()
+            for one, ending in zip(trainings, ("", f", {DRAWN}"), strict=True)
+            for part, kind in (("uniform", "us"), ("searched", "i"))
+        ),
+        findings.search,
+        widths=(0.5, 0.7),
+        seeds=3,
+    ),
+    Study(
         "naturally-slimmable",
         "figure 11",
         "US-Net, S-Net and an ordinary network, all calibrated at every width",
@@ -242,5 +285,49 @@ STUDIES: tuple[Study, ...] = (
         ),
         findings.output_averaging,
         minutes={H200: 3.5},
+    ),
+    Study(
+        "super-resolution",
+        "figure 4",
+        "WDSR for all widths, with l1 distillation or without, and trained individually",
+        (
+            Setting("I-Net", WDSR, I_WDSR, AS_TRAINED, kind="i"),
+            _us_wdsr("US-Net, l1 distillation and truth", distill="l1", truth=0.9),
+            _us_wdsr("US-Net, l1 distillation", distill="l1"),
+            _us_wdsr("US-Net, no distillation", distill="none"),
+        ),
+        findings.super_resolution,
+        pictures=(
+            # Without l1 distillation alone, which would squeeze the others.
+            Picture(
+                "super-resolution",
+                "x2 super-resolution with WDSR",
+                WDSR,
+                ("US-Net, l1 distillation and truth", "US-Net, no distillation", "I-Net"),
+            ),
+        ),
+    ),
+    Study(
+        "super-resolution-l2",
+        None,
+        "WDSR for all widths, with l2 distillation (the default) or without",
+        (
+            Setting("I-Net", WDSR, I_WDSR, AS_TRAINED, kind="i"),
+            _us_wdsr("US-Net"),
+            _us_wdsr("US-Net, no distillation", distill="none"),
+        ),
+        findings.super_resolution,
+    ),
+    Study(
+        "reinforcement",
+        "figure 5",
+        "PPO on Breakout: one network for all widths, and four trained individually",
+        (
+            Setting("US-Net", ATARI_CNN, (training(ATARI_CNN),), AT_TABLE),
+            Setting("I-Net", ATARI_CNN, I_PPO, AS_TRAINED, kind="i"),
+            Setting("I-Net 1.0, sliced", ATARI_CNN, I_PPO[-1:], AT_TABLE, kind="control"),
+        ),
+        findings.reinforcement,
+        curves="score",
     ),
 )

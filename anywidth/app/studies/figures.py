@@ -5,15 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anywidth.app.showing.figure_style import figure_bytes, style
 from anywidth.app.showing.plots import spectra_figure
-from anywidth.app.studies.comparing import METRIC, Results
+from anywidth.app.studies.comparing import Results
 from anywidth.app.studies.study_parts import Picture
 from anywidth.app.studies.tables import mean_spectrum
-from anywidth.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,29 +20,18 @@ if TYPE_CHECKING:
 _MARGIN = 0.03
 
 
-def draw(picture: Picture, results: Results, out: Path) -> list[Path]:
-    """Write a figure as PNG and SVG."""
-    written = []
-    with style():
-        figure = study_figure(picture, results)
-        for form in ("png", "svg"):
-            path = out / f"{picture.file}.{form}"
-            write_atomically(path, figure_bytes(figure, form))
-            written.append(path)
-    return written
-
-
 def study_figure(picture: Picture, results: Results) -> Figure:
-    """The figure that `draw` writes; call it inside `style()`."""
+    """Some settings of a network; call it inside `style()`."""
     by_seed = [results.seeds((picture.network.name, label)) for label in picture.labels]
     means = [mean_spectrum(one) for one in by_seed]
     named = [replace(mean, name=picture.legend.get(mean.name, mean.name)) for mean in means]
-    figure = spectra_figure(named, METRIC, picture.title)
+    figure = spectra_figure(named, results.metric, picture.title)
     axes = figure.axes[0]
-    # There is one line per setting, in order, with its points sorted by cost.
-    for drawn, one in zip(axes.lines, by_seed, strict=True):
+    # There is one named line per setting, in order, with its points sorted by cost.
+    named_lines = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
+    for drawn, one in zip(named_lines, by_seed, strict=True):
         seeds = [
-            sorted((point.macs, point.metrics[METRIC]) for point in spectrum.points)
+            sorted((point.macs, point.metrics[results.metric]) for point in spectrum.points)
             for spectrum in one.values()
         ]
         values = list(zip(*([error for _, error in points] for points in seeds), strict=True))

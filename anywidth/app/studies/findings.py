@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from anywidth.app.showing.spectrum_tables import format_width
 from anywidth.app.studies.comparing import (
+    CLOSE_PSNR,
     GUESSING,
-    METRIC,
     Finding,
     Results,
     Verdict,
@@ -20,16 +20,23 @@ from anywidth.app.studies.comparing import (
 )
 from anywidth.measuring.spectra import Spectrum
 
+ERROR = "top1_error"
 V1, V2 = "mobilenet_v1", "mobilenet_v2"
 TABLE = (0.25, 0.5, 0.75, 1.0)
+# The label of a US-Net whose narrower widths together weigh as much as the widest.
+BALANCED = "US-Net, balanced"
 SWITCHES = {V1: TABLE, V2: (0.35, 0.5, 0.75, 1.0)}
 
 # "Better" means a visible difference, in points; errors have two decimals.
 BETTER = -0.01
+# "Higher" means a visible difference in a score, which has one decimal.
+HIGHER_SCORE = 0.05
 # "As good as" means at most this much worse, in points; the paper's own differences are 0.1.
 SAME = 0.2
 # "Fails" means at least this much worse, in points.
 FAILURE = 5.0
+# What a search should gain at the multiply-adds of a width, in points.
+SEARCH_GAINS = {0.5: 0.3, 0.7: 0.2}
 # "Close" means at most this much worse, in points.
 CLOSE = 0.5
 
@@ -47,6 +54,24 @@ def main(results: Results) -> list[Finding]:
         for claim, other, where, limit in claims:
             one = compare(f"{name} {claim}", results, network, "US-Net", other, where, limit)
             found.append(one)
+    return found + _balanced(results)
+
+
+def _balanced(results: Results) -> list[Finding]:
+    """What we ask of balanced weights, which the paper does not have."""
+    found = []
+    for network, name in ((V1, "MobileNet v1"), (V2, "MobileNet v2")):
+        widths = SWITCHES[network]
+        claims: list[tuple[str, str, Sequence[float]]] = [
+            (f"is no worse than alone at {format_width(width)}", "I-Net", (width,))
+            for width in widths
+        ]
+        claims += [("is on average better than four switches", "S-Net", widths)]
+        claims += [("is on average better than the paper's sum", "US-Net", widths)]
+        for claim, other, where in claims:
+            limit = BETTER if "better" in claim else 0.0
+            text = f"Balanced, {name} {claim}"
+            found.append(compare(text, results, network, BALANCED, other, where, limit))
     return found
 
 
@@ -87,18 +112,18 @@ def bn_statistics(results: Results) -> list[Finding]:
         *(
             compare(
                 f"{few} images calibrate as well as all",
-                results, V1, f"exact over {few}", exact, TABLE, SAME, same_weights=True,
+                results, V1, f"exact over {few}", exact, TABLE, SAME, noise=0.0,
             )
             for few in ("1k", "2k")
         ),
         compare(
             "Exact averages are as good as moving ones",
-            results, V1, exact, "moving over all", TABLE, SAME, same_weights=True,
+            results, V1, exact, "moving over all", TABLE, SAME, noise=0.0,
         ),
         compare(
             "Without post-statistics narrow widths fail",
             results, V1, "no post-statistics", exact, TABLE[:-1], FAILURE, at_least=True,
-            same_weights=True,
+            noise=0.0,
         ),
     ]  # fmt: skip
 
@@ -141,7 +166,9 @@ def drawn_widths(results: Results) -> list[Finding]:
     few = [line for line in lines if not line[1].endswith("all")]
     among_few = max(few, key=lambda line: worst[line])
     among_all = max((line for line in lines if line not in few), key=lambda line: worst[line])
-    errors = [error for line in lines for error in results.errors(line, results.widths(line))]
+    errors = [
+        error for line in lines for error in results.means(line, results.widths(line)).values()
+    ]
     guessing = results.learned_nothing(errors)
     found = []
     for claim, line, is_bad in (
@@ -159,7 +186,7 @@ def drawn_widths(results: Results) -> list[Finding]:
 
 def _highest_peak(spectrum: Spectrum) -> tuple[float, float]:
     """How far the worst width's error is above both neighbours, and that width."""
-    known = sorted((p.width, p.metrics[METRIC]) for p in spectrum.points if p.width is not None)
+    known = sorted((p.width, p.metrics[ERROR]) for p in spectrum.points if p.width is not None)
     return max(
         (error - max(before, after), width)
         for (_, before), (width, error), (_, after) in zip(
@@ -188,6 +215,19 @@ def naturally_slimmable(results: Results) -> list[Finding]:
     ]  # fmt: skip
 
 
+def search(results: Results) -> list[Finding]:
+    """Both networks; a fixed set of configurations must do as well as all of them."""
+    found = []
+    for network, name in ((V1, "MobileNet v1"), (V2, "MobileNet v2")):
+        for width, points in SEARCH_GAINS.items():
+            claim = f"{name}: searched channels are {points} points better than width {width}"
+            found.append(compare(claim, results, network, "searched", "uniform", [width], -points))
+        claim = f"{name}: training with 512 configurations is as good as with all"
+        widths = list(SEARCH_GAINS)
+        found.append(compare(claim, results, network, "searched, 512", "searched", widths, SAME))
+    return found
+
+
 def nonuniform(results: Results) -> list[Finding]:
     """Stages are compared at the same multiply-adds, as in the paper's figure."""
     stages = [f"stage {number}" for number in range(1, 6)]
@@ -210,7 +250,7 @@ def nonuniform(results: Results) -> list[Finding]:
     worst = [-value for value in margin("stage 5", stages[:-1], largest=True)]
     best = margin("stage 1", stages[1:], largest=False)
     errors = [
-        statistics.mean(point.metrics[METRIC] for one in by_seed.values() for point in one.points)
+        statistics.mean(point.metrics[ERROR] for one in by_seed.values() for point in one.points)
         for by_seed in (uniform, *(results.seeds((V1, stage)) for stage in stages))
     ]
     verdicts, remark = (judge(worst), judge(best)), ""
@@ -236,9 +276,9 @@ def nonuniform(results: Results) -> list[Finding]:
 
 def excess_error(spectrum: Spectrum, reference: Spectrum) -> float:
     """The mean distance of a spectrum above another at the same multiply-adds."""
-    known = sorted((point.macs, point.metrics[METRIC]) for point in reference.points)
+    known = sorted((point.macs, point.metrics[ERROR]) for point in reference.points)
     return statistics.mean(
-        point.metrics[METRIC] - _interpolate(known, point.macs)
+        point.metrics[ERROR] - _interpolate(known, point.macs)
         for point in spectrum.points
         if known[0][0] <= point.macs <= known[-1][0]
     )
@@ -249,3 +289,33 @@ def _interpolate(known: Sequence[tuple[int, float]], place: int) -> float:
         if left <= place <= right:
             return low if left == right else low + (high - low) * (place - left) / (right - left)
     return known[-1][1]
+
+
+def super_resolution(results: Results) -> list[Finding]:
+    found = []
+    names = [label for _, label in results.spectra if label.startswith("US-Net")]
+    for name in names:
+        for width in (0.5, 1.0):
+            found.append(
+                compare(
+                    "It is close to an individual network, in the paper 0.01 dB below",
+                    results, "wdsr", name, "I-Net", [width], -CLOSE_PSNR, at_least=True, noise=0.0,
+                )
+            )  # fmt: skip
+    untaught = "US-Net, no distillation"
+    for name in names:
+        if name != untaught:
+            widths = results.widths(("wdsr", name))
+            claim = "Inplace distillation helps slightly"
+            found.append(compare(claim, results, "wdsr", name, untaught, widths, at_least=True))
+    return found
+
+
+def reinforcement(results: Results) -> list[Finding]:
+    return [
+        compare(
+            "One network for all widths scores higher than an individual one",
+            results, "atari_cnn", "US-Net", "I-Net", [width], HIGHER_SCORE, at_least=True,
+        )
+        for width in TABLE
+    ]  # fmt: skip

@@ -6,8 +6,6 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
-
 from anywidth.app.runs.loop import load_weights
 from anywidth.app.studies.study_parts import Measurement, Network
 from anywidth.app.tasks.classification.task import (
@@ -15,12 +13,18 @@ from anywidth.app.tasks.classification.task import (
     TrainedClassifier,
     calibration_images,
 )
+from anywidth.app.tasks.super_resolution.task import TrainedUpscaler
+from anywidth.app.tasks.super_resolution.upscaling import evaluate_bicubic
+from anywidth.app.tasks.trained import Trained
 from anywidth.measuring.spectra import Spectrum, spectrum
 from anywidth.measuring.width_lists import spectrum_widths
 from anywidth.planning.groups import Plan
+from anywidth.searching.budgets import Budget
+from anywidth.searching.channel_search import search
 from anywidth.slimming.convert import plan_of
 from anywidth.slimming.norm_statistics import uncalibrated_allowed
-from anywidth.training.calibration import calibrate, load_statistics
+from anywidth.training.calibration import calibrate
+from anywidth.training.statistics_state import load_statistics
 from anywidth.width import ChannelConfig, Width
 
 # Step of the global widths with one stage narrowed, and the narrowing (the paper's 0.6).
@@ -29,25 +33,19 @@ NARROWING = 0.6
 # Base channels of MobileNet v1's five stages of resolution.
 STAGE_CHANNELS = (64, 128, 256, 512, 1024)
 
+# Their multiply-adds, about a quarter and a half of the full width's, are budgets of a search.
+SEARCHED_WIDTHS = (0.5, 0.7)
+
 NO_STATISTICS: tuple[dict[str, Any], dict[str, str]] = ({}, {"widths": "[]"})
 
 
-def measure(
-    trained: TrainedClassifier, measurement: Measurement, network: Network
-) -> dict[str, Spectrum]:
+def measure(trained: Trained, measurement: Measurement, network: Network) -> dict[str, Spectrum]:
     """The spectra of one measurement, by part; the run on disk is not changed."""
     model, settings = trained.model, trained.settings
-    # An earlier measurement may have changed statistics; those of full width are in the weights.
-    load_weights(model, trained.run.model_tensors(), trained.run.folder)
-    load_statistics(model, *trained.run.load_part("statistics"))
-    parts = _widths(model, settings, measurement, network)
-    if measurement.statistics == "cut":
-        load_statistics(model, *NO_STATISTICS)
-    elif measurement.statistics != "trained":
+    parts = _widths(trained, measurement, network)
+    if isinstance(trained, TrainedClassifier):
         everything = [width for widths in parts.values() for width in widths.values()]
-        assert trained.data is not None
-        loader = calibration_images(trained.data, settings, samples_of(settings, measurement))
-        calibrate(model, loader, everything, method=measurement.statistics)
+        _set_statistics(trained, measurement, everything)
     allowed = uncalibrated_allowed(model) if measurement.statistics == "cut" else None
     found = {}
     with allowed or contextlib.nullcontext():
@@ -59,14 +57,37 @@ def measure(
     return found
 
 
-def image_count(trained: TrainedClassifier, measurement: Measurement) -> int | None:
-    """The number of training images for statistics; None if there are no post-statistics."""
-    if measurement.statistics in ("trained", "cut"):
-        return None
-    assert trained.data is not None
-    present = trained.data.calibration.samples
-    wanted = samples_of(trained.settings, measurement)
-    return present if wanted is None else min(wanted, present)
+def _set_statistics(
+    trained: TrainedClassifier, measurement: Measurement, widths: list[Width]
+) -> None:
+    model, settings = trained.model, trained.settings
+    # An earlier measurement may have changed statistics; those of full width are in the weights.
+    load_weights(model, trained.run.model_tensors(), trained.run.folder)
+    load_statistics(model, *trained.run.load_part("statistics"))
+    if measurement.statistics == "cut":
+        load_statistics(model, *NO_STATISTICS)
+    elif measurement.statistics != "trained":
+        assert trained.data is not None
+        loader = calibration_images(trained.data, settings, samples_of(settings, measurement))
+        calibrate(model, loader, widths, method=measurement.statistics)
+
+
+def circumstances(trained: Trained, measurement: Measurement) -> dict[str, Any]:
+    """What a page says about a measurement, besides its numbers.
+
+    Classifiers: the number of training images for statistics (None without post-statistics) and of
+    test images. Super-resolution: the metrics of bicubic upscaling on the same pictures.
+    """
+    if isinstance(trained, TrainedUpscaler):
+        return {"bicubic": evaluate_bicubic(trained.pictures())}
+    if not isinstance(trained, TrainedClassifier) or trained.data is None:
+        return {}
+    images = None
+    if measurement.statistics in ("exact", "moving"):
+        present = trained.data.calibration.samples
+        wanted = samples_of(trained.settings, measurement)
+        images = present if wanted is None else min(wanted, present)
+    return {"images": images, "test_images": trained.data.validation.samples}
 
 
 def stage_groups(plan: Plan) -> list[list[str]]:
@@ -78,28 +99,49 @@ def stage_groups(plan: Plan) -> list[list[str]]:
 
 
 def _widths(
-    model: nn.Module,
-    settings: ClassificationSettings,
-    measurement: Measurement,
-    network: Network,
+    trained: Trained, measurement: Measurement, network: Network
 ) -> dict[str, dict[float, Width]]:
     """Per part: width in the table → width to run at."""
+    settings = trained.settings
+    if measurement.widths == "searched":
+        return _searched(trained)
     if measurement.widths == "trained":
-        return {"spectrum": {w: settings.own_width(model, w) for w in settings.widths}}
+        return {"spectrum": {width: trained.own_width(width) for width in settings.widths}}
     if measurement.widths == "table":
         return {"spectrum": {width: width for width in network.widths}}
-    uniform: dict[float, Width] = {w: w for w in spectrum_widths(settings.low, settings.high)}
+    every = spectrum_widths(settings.low, settings.high, network.step)
+    uniform: dict[float, Width] = {width: width for width in every}
     if measurement.widths == "spectrum":
         return {"spectrum": uniform}
     # No stage may be narrower than in training.
     lowest = round(STAGE_STEP * -(-settings.low // (NARROWING * STAGE_STEP)), 6)
     is_possible = lowest <= settings.high
     globally = spectrum_widths(lowest, settings.high, STAGE_STEP) if is_possible else []
-    plan = plan_of(model)
+    plan = plan_of(trained.model)
     parts: dict[str, dict[float, Width]] = {"uniform": uniform}
     for number, groups in enumerate(stage_groups(plan), start=1):
         parts[f"stage {number}"] = {w: _narrowed(plan, groups, w) for w in globally}
     return parts
+
+
+def _searched(trained: Trained) -> dict[str, dict[float, Width]]:
+    """Some uniform widths, and what a search finds for the multiply-adds of each."""
+    plan, judging = plan_of(trained.model), trained.judging()
+    widths = [w for w in SEARCHED_WIDTHS if trained.settings.low < w < trained.settings.high]
+    budgets = {width: Budget("macs", plan.macs(plan.resolve(width))) for width in widths}
+    result = search(
+        trained.model,
+        judging.evaluate,
+        list(budgets.values()),
+        calibration=judging.calibration,
+        metric=judging.metric,
+        seed=trained.settings.seed,
+    )
+    best = {found.budget: found.best.channels for found in result.found}
+    return {
+        "uniform": {width: width for width in widths},
+        "searched": {width: best[budgets[width]] for width in widths},
+    }
 
 
 def _narrowed(plan: Plan, groups: list[str], width: float) -> ChannelConfig:

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,31 +66,25 @@ def train_piece(
     run: Run,
     settings: AnyTask,
     train_run: Callable[[Run, AnyTask], bool],
-    deadline: float | None = None,
-) -> tuple[bool, Piece]:
-    """Train until the end or the deadline; returns whether the run is done, and the piece.
+) -> bool:
+    """Train until the end or a signal, and record the piece; returns whether the run is done.
 
-    Args:
-        run: the run to continue.
-        settings: its settings.
-        train_run: of its task; saves a checkpoint and returns false when it is stopped.
-        deadline: by `time.time`.
+    `train_run` of a task saves a checkpoint and returns false when it is stopped.
     """
-    if run.finished or (deadline is not None and time.time() >= deadline):
-        return run.finished, {"steps": 0, "seconds": 0.0}
+    if run.finished:
+        return True
     begun = run.load_checkpoint()
     before, made_by = read_pieces(run.folder), provenance(local_device(settings.device))
     killed = {"steps": 0, "seconds": 0.0, "killed": True, **made_by}
     write_json(run.folder / _PIECES, {"pieces": [*before, killed]})  # stays if this is killed
     started = time.monotonic()
-    with terminated_at(deadline):
-        is_done = train_run(run, settings)
+    is_done = train_run(run, settings)
     seconds = time.monotonic() - started
     ended = run.load_checkpoint()
     steps = (ended.step if ended else 0) - (begun.step if begun else 0)
     piece = {"steps": steps, "seconds": round(seconds, 1), **made_by}
     write_json(run.folder / _PIECES, {"pieces": [*before, piece]})
-    return is_done, piece
+    return is_done
 
 
 @contextlib.contextmanager
@@ -128,8 +122,3 @@ def _is_piece(found: object) -> bool:
     return isinstance(found, dict) and all(
         isinstance(found.get(name), int | float) for name in ("steps", "seconds")
     )
-
-
-def steps_per_second(pieces: Sequence[Piece]) -> float:
-    seconds = sum(piece["seconds"] for piece in pieces)
-    return float(sum(piece["steps"] for piece in pieces) / seconds) if seconds else 0.0

@@ -18,10 +18,12 @@ from types import FrameType
 
 import torch
 
+from anywidth.app.interrupts import handled_by, note_signal
 from anywidth.app.studies.pieces import terminated_at
 from anywidth.app.studies.trainings import Job, free_memory, work_on
 from anywidth.errors import AnywidthError
 from anywidth.files import make_folder
+from anywidth.measuring.heartbeat import working
 
 DONE, STOPPED, FAILED = "done", "stopped", "failed"
 
@@ -59,7 +61,9 @@ def work_through(
     try:
         with _stopped_by_signals(deadline):
             if parallel > 1:
-                return _in_processes(waiting, parallel, reporter)
+                said = f"training {parallel} at once; their output is in the folder logs"
+                with working(said), _without_working_folder():
+                    return _in_processes(waiting, parallel, reporter)
             return _one_by_one(waiting, deadline, reporter)
     except Stopped:
         return False
@@ -103,18 +107,32 @@ def _stopped_by_signals(deadline: float | None) -> Iterator[None]:
     """Ctrl-C, SIGTERM and the deadline raise `Stopped`."""
 
     def handle(number: int, frame: FrameType | None) -> None:
+        note_signal(number)
         raise Stopped
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with terminated_at(deadline):
-            yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handled_by(handle), terminated_at(deadline):
+        yield
 
 
 # ---- several at once -----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _without_working_folder() -> Iterator[None]:
+    """Processes that start meanwhile import nothing from the working folder, which may be anyone's.
+
+    A new Python would look for its modules there first.
+    """
+    name = "PYTHONSAFEPATH"
+    before = os.environ.get(name)
+    os.environ[name] = before or "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _in_processes(waiting: list[Job], parallel: int, reporter: _Reporter) -> bool:

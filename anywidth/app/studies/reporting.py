@@ -3,35 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from anywidth.app.showing.figure_style import write_figures
+from anywidth.app.showing.spectrum_tables import format_metric
 from anywidth.app.studies.comparing import Finding
-from anywidth.app.studies.figures import draw
+from anywidth.app.studies.figures import study_figure
+from anywidth.app.studies.learning_curves import draw_curves
 from anywidth.app.studies.measuring import samples_of
 from anywidth.app.studies.pieces import read_pieces
 from anywidth.app.studies.study_parts import Measurement, Study
 from anywidth.app.studies.tables import collect, to_csv, to_markdown
-from anywidth.app.studies.trainings import (
-    Job,
-    read_class_count,
-    read_devices,
-    read_image_count,
-    read_test_image_count,
-)
+from anywidth.app.studies.trainings import Job, read_class_count, read_fact
 from anywidth.app.tasks.classification.task import ClassificationSettings
+from anywidth.errors import AnywidthError
 from anywidth.files import write_atomically, write_json
+from anywidth.measuring.spectra import Spectrum
 
 # The fields of a recipe that a page shows, and their names there.
 _RECIPE = {
-    "epochs": "epochs",
-    "batch_size": "batches of",
-    "learning_rate": "learning rate",
-    "head_rate": "share of it for the last layer",
-    "warmup_epochs": "warm-up epochs",
-    "weight_decay": "weight decay",
-    "label_smoothing": "label smoothing",
-    "cutout": "cutout in px",
+    "classification": {
+        "epochs": "epochs",
+        "batch_size": "batches of",
+        "learning_rate": "learning rate",
+        "head_rate": "share of it for the last layer",
+        "warmup_epochs": "warm-up epochs",
+        "weight_decay": "weight decay",
+        "label_smoothing": "label smoothing",
+        "cutout": "cutout in px",
+    },
+    "super_resolution": {
+        "channels": "channels",
+        "blocks": "blocks",
+        "epochs": "epochs",
+        "steps_per_epoch": "steps per epoch",
+        "batch_size": "batches of",
+        "patch": "patches of px",
+        "learning_rate": "learning rate",
+        "warmup_steps": "warm-up steps",
+    },
+    "reinforcement": {
+        "steps": "agent steps",
+        "environments": "games at once",
+        "rollout": "steps per roll-out",
+        "epochs": "passes over it",
+        "batch_size": "batches of",
+        "learning_rate": "learning rate",
+        "entropy_weight": "entropy weight",
+        "evaluation_games": "final games",
+    },
 }
 
 
@@ -40,43 +62,38 @@ def write_study(
 ) -> tuple[Path, list[Finding]]:
     """Write NAME.md, .csv, .json and figures; return the page and the findings.
 
-    Args:
-        study: a study whose trainings are done and measured.
-        jobs: its trainings.
-        seeds: number of seeds per training.
-        out: the folder of the studies.
-        command: the command that repeats it.
+    All jobs of the study must be trained and measured; `command` is the one that repeats it.
     """
-    results = collect(study, seeds, out, read_class_count(jobs[0]), read_test_image_count(jobs[0]))
+    test_images = read_fact(jobs[0], jobs[0].measurements[0], "test_images")
+    results = collect(study, seeds, out, read_class_count(jobs[0]), test_images)
     found = study.find(results)
     facts = facts_of(study, jobs, seeds, command)
+    curves = draw_curves(study, jobs, results, out)
     page = out / f"{study.name}.md"
-    write_atomically(page, to_markdown(study, results, facts, found).encode())
+    write_atomically(page, to_markdown(study, results, facts, found, curves).encode())
     write_atomically(out / f"{study.name}.csv", to_csv(results).encode())
     findings = [{"verdict": str(one.verdict), "text": one.text} for one in found]
     write_json(out / f"{study.name}.json", {"study": study.name, **facts, "findings": findings})
     for picture in study.figures():
-        draw(picture, results, out)
+        write_figures(out / picture.file, partial(study_figure, picture, results))
     return page, found
 
 
 def facts_of(study: Study, jobs: Sequence[Job], seeds: int, command: str) -> dict[str, str]:
     """How the numbers were made, from the records of the trainings."""
-    settings = jobs[0].settings
     pieces = [piece for job in jobs for piece in read_pieces(job.folder)]
     minutes = sum(piece["seconds"] for piece in pieces) / 60
-    networks = dict.fromkeys(f"{job.settings.model}, {_form(job.settings)}" for job in jobs)
+    shown = _RECIPE[study.task.name].items()
     return {
         "command": f"`{command}`",
-        "data": settings.data
-        + (f", {settings.limit} training images" if settings.limit is not None else ""),
-        "networks": "; ".join(networks),
-        "recipe": ", ".join(f"{words} {_of_each(jobs, name)}" for name, words in _RECIPE.items())
-        + ", the same for all of a network",
+        **_data(jobs),
+        "recipe": ", ".join(f"{words} {_of_each(jobs, name)}" for name, words in shown)
+        + ", the same for all of a network"
+        + _exceptions(study),
         **_random_widths(jobs),
         "seeds": str(seeds),
-        "statistics": _statistics(study, jobs)
-        + (", augmented as in training" if settings.calibration_augmented else ""),
+        **_statistics(study, jobs),
+        **_bicubic(jobs),
         "trainings": f"{len(jobs)}, in {minutes:.1f} minutes of one process in all"
         + _killed(pieces),
         "commit": _distinct(pieces, "commit"),
@@ -85,6 +102,40 @@ def facts_of(study: Study, jobs: Sequence[Job], seeds: int, command: str) -> dic
         ),
         "device": _distinct(pieces, "device") + _measured_elsewhere(jobs, pieces),
     }
+
+
+def _data(jobs: Sequence[Job]) -> dict[str, str]:
+    """The data, and for classifiers the forms of the networks."""
+    settings = [job.settings for job in jobs]
+    classifiers = [one for one in settings if isinstance(one, ClassificationSettings)]
+    if not classifiers:
+        return {"data": settings[0].trained_on}
+    limit = classifiers[0].limit
+    return {
+        "data": classifiers[0].data + (f", {limit} training images" if limit is not None else ""),
+        "networks": "; ".join(dict.fromkeys(f"{one.model}, {_form(one)}" for one in classifiers)),
+    }
+
+
+def _bicubic(jobs: Sequence[Job]) -> dict[str, str]:
+    """The metrics of bicubic upscaling; raises if networks were measured on other pictures."""
+    found = {job.name: read_fact(job, m, "bicubic") for job in jobs for m in job.measurements}
+    known = {name: one for name, one in found.items() if isinstance(one, dict)}
+    if not known:
+        return {}
+    (first, metrics), *others = known.items()
+    for name, other in others:
+        if other != metrics:
+            raise AnywidthError(
+                f"{first} and {name} were measured on different pictures; remove the folder "
+                f"measurements of one of them, and repeat the command with --set eval_dir=FOLDER"
+            )
+    spectrum = Spectrum("", (), described=jobs[0].task.trained.metrics)
+    shown = (
+        f"{name.replace('_', ' ')} {format_metric(value, spectrum.describe(name))}"
+        for name, value in metrics.items()
+    )
+    return {"bicubic upscaling": ", ".join(shown)}
 
 
 def _killed(pieces: Sequence[dict[str, Any]]) -> str:
@@ -96,27 +147,33 @@ def _killed(pieces: Sequence[dict[str, Any]]) -> str:
 
 def _measured_elsewhere(jobs: Sequence[Job], pieces: Sequence[dict[str, Any]]) -> str:
     trained = {piece.get("device") for piece in pieces}
-    found = dict.fromkeys(d for job in jobs for d in read_devices(job) if d not in trained)
+    devices = [read_fact(job, one, "device") for job in jobs for one in job.measurements]
+    found = dict.fromkeys(d for d in devices if isinstance(d, str) and d not in trained)
     return f"; some measured on {' and '.join(found)}" if found else ""
 
 
-def _statistics(study: Study, jobs: Sequence[Job]) -> str:
+def _statistics(study: Study, jobs: Sequence[Job]) -> dict[str, str]:
     """The images that batch norm was calibrated with; row by row if they differ."""
     by_training = {job.training: job for job in jobs}
     averages = {}
     for setting in study.settings:
         if setting.measurement.statistics in ("exact", "moving"):
             job = by_training[setting.trainings[0]]
-            averages[setting.label] = _average(job, setting.measurement)
+            assert isinstance(job.settings, ClassificationSettings)
+            averages[setting.label] = _average(job, job.settings, setting.measurement)
+    if not averages:
+        return {}
+    text = "; ".join(f"*{label}*: {average}" for label, average in averages.items())
     if len(set(averages.values())) == 1:
-        return next(iter(averages.values()))
-    return "; ".join(f"*{label}*: {average}" for label, average in averages.items())
+        text = next(iter(averages.values()))
+    augmented = getattr(jobs[0].settings, "calibration_augmented", False)
+    return {"statistics": text + (", augmented as in training" if augmented else "")}
 
 
-def _average(job: Job, measurement: Measurement) -> str:
+def _average(job: Job, settings: ClassificationSettings, measurement: Measurement) -> str:
     """In words, with the number of images that were available."""
-    wanted, limit = samples_of(job.settings, measurement), job.settings.limit
-    used = read_image_count(job, measurement)
+    wanted, limit = samples_of(settings, measurement), settings.limit
+    used = read_fact(job, measurement, "images")
     if used is None:  # a measurement of an older version
         used = min((n for n in (wanted, limit) if n is not None), default=None)
     text = f"{measurement.statistics} averages over {used or 'all'} training images"
@@ -127,16 +184,29 @@ def _average(job: Job, measurement: Measurement) -> str:
 
 def _of_each(jobs: Sequence[Job], name: str) -> str:
     """A field of the recipe: once if it is the same for all, else per network."""
-    by_network = {job.settings.model: getattr(job.settings, name) for job in jobs}
+    jobs = [job for job in jobs if name not in dict(job.training.changes)] or jobs
+    by_network = {job.training.network.name: getattr(job.settings, name) for job in jobs}
     if len(set(by_network.values())) == 1:
         return str(getattr(jobs[0].settings, name))
     return " and ".join(f"{value} ({network})" for network, value in by_network.items())
 
 
+def _exceptions(study: Study) -> str:
+    """The lines of the table whose training changes a field of the recipe that a page shows."""
+    shown = _RECIPE[study.task.name]
+    changed = [
+        f"{setting.label} of {setting.network.title}: {shown[field]} {value}"
+        for setting in study.settings
+        for field, value in setting.trainings[0].changes
+        if field in shown
+    ]
+    return f", except for {'; '.join(changed)}" if changed else ""
+
+
 def _random_widths(jobs: Sequence[Job]) -> dict[str, str]:
     """The number of configurations that US-Nets drew from; empty without US-Nets."""
     drawn = {
-        "a separate width per layer"
+        f"a separate width per layer, of {job.settings.lattice or 'all'} configurations"
         if job.settings.nonuniform
         else f"drawn from {job.settings.lattice or 'all'} uniform configurations"
         for job in jobs

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from anywidth.app.studies.comparing import Finding, Results
-from anywidth.app.tasks.classification.task import ClassificationSettings
+from anywidth.app.tasks.registry import Task, task_named
+from anywidth.app.tasks.task_settings import SettingsOfTask
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,15 @@ class Network:
         name: in `anywidth.models` and in `paper_tables.csv`.
         title: the name as people write it.
         widths: the widths of the paper's tables.
+        task: the name of the task it is trained for.
+        step: between the widths of a whole spectrum.
     """
 
     name: str
     title: str
     widths: tuple[float, ...]
+    task: str = "classification"
+    step: float = 0.025
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Training:
         words += [f"{field}-{str(value).lower()}" for field, value in changes.items()]
         return "-".join(words)
 
-    def settings(self, recipe: ClassificationSettings, seed: int) -> ClassificationSettings:
+    def settings(self, recipe: SettingsOfTask, seed: int) -> SettingsOfTask:
         return replace(recipe, **dict(self.changes), seed=seed)
 
 
@@ -61,13 +66,14 @@ class Measurement:
             `"moving"` averages after training; or `"cut"`, the first of the full width's, which
             the library itself refuses to use.
         widths: the widths it was `"trained"` for, the whole `"spectrum"`, the paper's `"table"`,
-            or `"stages"` narrowed one by one.
+            `"stages"` narrowed one by one, or `"searched"`: what a search finds for the
+            multiply-adds of some widths.
         samples: training images for the statistics; `"recipe"` uses the recipe's number.
     """
 
     name: str
     statistics: Literal["trained", "exact", "moving", "cut"] = "exact"
-    widths: Literal["trained", "spectrum", "table", "stages"] = "spectrum"
+    widths: Literal["trained", "spectrum", "table", "stages", "searched"] = "spectrum"
     samples: int | Literal["recipe", "all"] = "recipe"
 
 
@@ -127,6 +133,7 @@ class Study:
         pictures: its figures; one per network if not given.
         seeds: default number of seeds for data that is trained on a GPU.
         minutes: measured minutes per seed: data and machine → minutes.
+        curves: the logged metric of its learning curves, if it has a figure of them.
     """
 
     name: str
@@ -138,6 +145,11 @@ class Study:
     pictures: tuple[Picture, ...] = ()
     seeds: int = 1
     minutes: Mapping[str, float] = field(default_factory=dict)
+    curves: str | None = None
+
+    @property
+    def task(self) -> Task:
+        return task_named(self.settings[0].network.task)
 
     @property
     def place(self) -> str:

@@ -1,4 +1,4 @@
-"""One recipe per data set, the same for I-, S- and US-Nets, tuned on I-Nets.
+"""One recipe per task and data set, the same for I-, S- and US-Nets; classifiers' tuned on I-Nets.
 
 There is one exception: on CIFAR-10 the classifier of MobileNet v2 learns at a tenth of the learning
 rate, because US-Nets collapse otherwise. I-Nets trained this way are no worse.
@@ -6,9 +6,10 @@ rate, because US-Nets collapse otherwise. I-Nets trained this way are no worse.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from anywidth.app.runs.settings import override
 from anywidth.app.studies.study_parts import Network
@@ -18,9 +19,11 @@ from anywidth.app.tasks.classification.recipes import (
     imagenet_us_mobilenet_v1,
 )
 from anywidth.app.tasks.classification.task import ClassificationSettings
+from anywidth.app.tasks.reinforcement.recipes import rl, rl_breakout
+from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings
+from anywidth.app.tasks.super_resolution.recipes import sr, sr_wdsr
+from anywidth.app.tasks.task_settings import TaskSettings
 from anywidth.errors import AnywidthError
-
-DATA = ("bundled", "cifar10", "folder")
 
 
 def study_recipe(
@@ -30,37 +33,35 @@ def study_recipe(
     epochs: int | None = None,
     device: str = "auto",
     changes: Mapping[str, str] | None = None,
-) -> ClassificationSettings:
+) -> TaskSettings:
     """The settings that all trainings of a network on a data set share.
 
     Args:
-        data: bundled, cifar10, or folder (ImageNet's layout).
+        data: one of `DATA` for the network's task.
         network: gives the range of widths and the switches, as in the paper's tables.
         data_dir: the folder of the data.
         epochs: the recipe's number if not given.
         device: auto, cpu, cuda or cuda:N.
         changes: fields to change, as text; the study's own settings are applied after them.
     """
-    if data not in DATA:
-        raise AnywidthError(f"--data {data!r}: expected one of {', '.join(DATA)}")
-    if data != "bundled" and data_dir is None:
-        raise AnywidthError(f"--data {data} needs --data-dir, the folder of the data")
-    recipes = {
-        "bundled": bundled(network),
-        "cifar10": cifar10(network),
-        "folder": imagenet_us_mobilenet_v1(),
-    }
-    recipe = replace(
-        recipes[data],
-        model=network.name,
-        low=network.widths[0],
-        switches=network.widths,
-        data_dir=None if data_dir is None else str(data_dir),
-        device=device,
-    )
+    known = DATA[network.task]
+    if data not in known:
+        raise AnywidthError(f"--data {data!r}: expected one of {', '.join(known)}")
+    recipe = replace(known[data](network), low=network.widths[0], device=device)
+    given: dict[str, Any] = {}
+    if isinstance(recipe, ClassificationSettings):
+        given |= {"model": network.name, "switches": network.widths}
+    if "data_dir" in recipe.places:
+        if data != "bundled" and data_dir is None:
+            raise AnywidthError(f"--data {data} needs --data-dir, the folder of the data")
+        given["data_dir"] = None if data_dir is None else str(data_dir)
     if epochs is not None:
-        recipe = replace(recipe, epochs=epochs)
-    return override(recipe, changes or {})
+        if isinstance(recipe, ReinforcementSettings):
+            raise AnywidthError(
+                f"--epochs {epochs}: reinforcement learning has agent steps; use --set steps=N"
+            )
+        given["epochs"] = epochs
+    return override(replace(recipe, **given), changes or {})
 
 
 def bundled(network: Network) -> ClassificationSettings:
@@ -107,3 +108,15 @@ def cifar10(network: Network) -> ClassificationSettings:
         evaluation_batch_size=1000,
         validate_every=10,
     )
+
+
+DATA: dict[str, dict[str, Callable[[Network], TaskSettings]]] = {
+    "classification": {
+        "bundled": bundled,
+        "cifar10": cifar10,
+        "folder": lambda network: imagenet_us_mobilenet_v1(),
+    },
+    "super_resolution": {"bundled": lambda network: sr(), "pictures": lambda network: sr_wdsr()},
+    "reinforcement": {"bundled": lambda network: rl(), "atari": lambda network: rl_breakout()},
+}
+"""Task → name of its data → recipe."""

@@ -9,15 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from anywidth.app.showing.spectrum_tables import format_count, format_mean, format_width
-from anywidth.app.studies.comparing import METRIC, SHOWN, Finding, Line, Results
+from anywidth.app.showing.spectrum_tables import (
+    format_count,
+    format_mean,
+    format_point,
+    format_width,
+)
+from anywidth.app.studies.comparing import Finding, Line, Results
 from anywidth.app.studies.paper import paper_errors
 from anywidth.app.studies.study_parts import Network, Setting, Study
 from anywidth.app.studies.trainings import read_measurement, run_folder
-from anywidth.measuring.spectra import Spectrum, joined, values_at
+from anywidth.measuring.spectra import STANDARD_ERROR, Metric, Spectrum, joined
 
-_COLUMNS = ("network", "setting", "seed", "width", "multiply_adds", "parameters", "top1_error",
-            "top5_error", "loss", "paper_top1_error")  # fmt: skip
+_COLUMNS = ("network", "setting", "seed", "width", "multiply_adds", "parameters")
 
 
 def collect(
@@ -28,40 +32,59 @@ def collect(
     test_images: int | None = None,
 ) -> Results:
     """Read the measurements of a study from disk; `classes`, `test_images` as in `Results`."""
+    metrics = study.task.trained.metrics
     spectra: dict[Line, dict[int, Spectrum]] = {}
     paper: dict[Line, dict[float, float]] = {}
     for setting in study.settings:
         line = (setting.network.name, setting.label)
-        spectra[line] = {seed: _spectrum(setting, seed, out) for seed in range(seeds)}
+        spectra[line] = {seed: _spectrum(setting, seed, out, metrics) for seed in range(seeds)}
         if setting.paper is not None:
             table, name = setting.paper
             paper[line] = paper_errors(table, setting.network.name, name)
-    return Results(spectra, paper, classes, test_images)
+    return Results(spectra, paper, classes, test_images, metrics)
 
 
-def _spectrum(setting: Setting, seed: int, out: Path) -> Spectrum:
+def _spectrum(setting: Setting, seed: int, out: Path, metrics: Mapping[str, Metric]) -> Spectrum:
+    folders = [run_folder(out, training, seed) for training in setting.trainings]
     parts = [
-        read_measurement(run_folder(out, training, seed), setting.measurement, setting.part)
-        for training in setting.trainings
+        read_measurement(folder, setting.measurement, setting.part, metrics) for folder in folders
     ]
     points = [point for one in joined(parts) for point in one.points]
-    return Spectrum(setting.label, tuple(points), setting.kind)
+    return Spectrum(setting.label, tuple(points), setting.kind, metrics)
 
 
 def to_csv(results: Results) -> str:
     """One row per network, setting, seed and width."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_COLUMNS)
+    metrics = _metrics(results)
+    writer.writerow([*_COLUMNS, *metrics, f"paper_{results.metric}"])
     for (network, label), by_seed in results.spectra.items():
         printed = results.paper.get((network, label), {})
         for seed, spectrum in by_seed.items():
             for point in spectrum.points:
-                metrics = [round(point.metrics[name], 5) for name in _COLUMNS[6:9]]
+                values = [round(point.metrics[name], 5) for name in metrics]
                 theirs = printed.get(point.width) if point.width is not None else None
                 place = [network, label, seed, point.width, point.macs, point.parameters]
-                writer.writerow([*place, *metrics, theirs])
+                writer.writerow([*place, *values, theirs])
     return text.getvalue()
+
+
+def _metrics(results: Results) -> list[str]:
+    """All metrics of the measurements."""
+    spectra = (one for by_seed in results.spectra.values() for one in by_seed.values())
+    return list(dict.fromkeys(name for one in spectra for name in one.metrics))
+
+
+def _tabled(study: Study, results: Results) -> list[str]:
+    """The metrics with tables: the main one, also of each picture set, and those drawn."""
+    main, drawn = results.metric, study.task.trained.drawn
+    return [
+        name
+        for name in _metrics(results)
+        if (name in (main, *drawn) or name.startswith(f"{main}_"))
+        and not name.endswith(STANDARD_ERROR)
+    ]
 
 
 def to_markdown(
@@ -69,16 +92,19 @@ def to_markdown(
     results: Results,
     facts: Mapping[str, str],
     found: Sequence[Finding],
+    curves: str | None = None,
 ) -> str:
     """The page of a study: how it was made, tables, findings and figures."""
     lines = [f"# {study.name}", "", _heading(study), ""]
     lines += [f"- {name}: {value}" for name, value in facts.items()]
     for network in study.networks:
-        lines += ["", f"## {network.title}, top-1 error in percent", ""]
-        lines += _table(study, network, results)
+        for metric in _tabled(study, results):
+            lines += ["", f"## {network.title}, {_in_words(results, metric)}", ""]
+            lines += _table(study, network, results, metric)
     lines += ["", "## Findings", "", *(f"- {finding}" for finding in found)]
     lines += ["", "## Figures", ""]
     lines += [f"![{picture.title}]({picture.file}.png)" for picture in study.figures()]
+    lines += [f"![Learning curves]({curves}.png)"] if curves else []
     return "\n".join([*lines, ""])
 
 
@@ -86,7 +112,16 @@ def _heading(study: Study) -> str:
     return f"{study.place[0].upper()}{study.place[1:]}: {study.compares}."
 
 
-def _table(study: Study, network: Network, results: Results) -> list[str]:
+def _in_words(results: Results, metric: str) -> str:
+    label = _describe(results, metric).label
+    return label.replace(", %", " in percent").replace(", dB", " in dB")
+
+
+def _describe(results: Results, metric: str) -> Metric:
+    return Spectrum("", (), described=results.described).describe(metric)
+
+
+def _table(study: Study, network: Network, results: Results, metric: str) -> list[str]:
     columns = study.columns(network)
     settings = [setting for setting in study.settings if setting.network == network]
     known = [set(results.widths((network.name, setting.label))) for setting in settings]
@@ -97,8 +132,9 @@ def _table(study: Study, network: Network, results: Results) -> list[str]:
     rows.append(["multiply-adds", *_costs(settings, columns, results), ""])
     for setting in settings:
         line = (network.name, setting.label)
-        ours = [format_mean(_errors(results, line, width), SHOWN) for width in columns]
-        rows.append([setting.label, *ours, format_mean(results.errors(line, common), SHOWN)])
+        ours = [_cell(results, line, width, metric) for width in columns]
+        means = list(results.means(line, common, metric).values())
+        rows.append([setting.label, *ours, format_mean(means, _describe(results, metric))])
         printed = results.paper.get(line)
         if printed:
             theirs = [f"*{printed[w]:.1f}*" if w in printed else "" for w in columns]
@@ -108,9 +144,18 @@ def _table(study: Study, network: Network, results: Results) -> list[str]:
     return ["| " + " | ".join(row) + " |" for row in rows]
 
 
-def _errors(results: Results, line: Line, width: float) -> list[float]:
-    spectra = results.seeds(line).values()
-    return [value for one in spectra for value in values_at(one, width, METRIC)]
+def _cell(results: Results, line: Line, width: float, metric: str) -> str:
+    """The mean over the seeds with their deviation, or one seed with its own standard error."""
+    shown = _describe(results, metric)
+    points = [
+        point
+        for one in results.seeds(line).values()
+        for point in one.points
+        if point.width is not None and abs(point.width - width) < 1e-9
+    ]
+    if len(points) == 1:
+        return format_point(points[0], metric, shown)
+    return format_mean([point.metrics[metric] for point in points], shown)
 
 
 def _costs(settings: Sequence[Setting], columns: Sequence[float], results: Results) -> list[str]:
@@ -129,13 +174,17 @@ def _costs(settings: Sequence[Setting], columns: Sequence[float], results: Resul
 
 
 def mean_spectrum(by_seed: Mapping[int, Spectrum]) -> Spectrum:
-    """The mean over the seeds, point by point."""
+    """The mean over the seeds, point by point; the seeds' spread replaces standard errors."""
     spectra = list(by_seed.values())
+    if len(spectra) == 1:
+        return spectra[0]
     points = []
     for index, point in enumerate(spectra[0].points):
         same = [one.points[index] for one in spectra]
         metrics = {
-            name: statistics.mean(other.metrics[name] for other in same) for name in point.metrics
+            name: statistics.mean(other.metrics[name] for other in same)
+            for name in point.metrics
+            if not name.endswith(STANDARD_ERROR)  # a figure shows the spread over the seeds
         }
-        points.append(replace(point, metrics=metrics, latency_ms=None))
-    return Spectrum(spectra[0].name, tuple(points), spectra[0].kind)
+        points.append(replace(point, metrics=metrics, latency_ms=None, latency_range=None))
+    return replace(spectra[0], points=tuple(points))

@@ -14,32 +14,25 @@ import gc
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from anywidth.app.runs.folder_lock import lock_folder
 from anywidth.app.runs.run import Run
-from anywidth.app.studies.measuring import image_count, measure
+from anywidth.app.studies.measuring import circumstances, measure
 from anywidth.app.studies.pieces import check_same, open_run, train_piece
 from anywidth.app.studies.provenance import provenance
 from anywidth.app.studies.study_parts import Measurement, Study, Training
-from anywidth.app.tasks.classification.task import (
-    ClassificationSettings,
-    TrainedClassifier,
-    load_data,
-    open_trained,
-    train_run,
-)
+from anywidth.app.tasks.registry import Task, task_named
+from anywidth.app.tasks.results import CIRCUMSTANCES
+from anywidth.app.tasks.task_settings import TaskSettings
 from anywidth.distributed import local_device
-from anywidth.errors import AnywidthError
+from anywidth.errors import AnywidthError, errors_about
 from anywidth.files import make_folder, read_json, remove, write_json
-from anywidth.measuring.spectra import Spectrum
+from anywidth.measuring.spectra import Metric, Spectrum
 
 _VERSION = 1
-# The metrics that every width of a measurement has.
-_METRICS = {"top1_error", "top5_error", "loss"}
-# Fields that do not change the result: a run may continue elsewhere.
-_CIRCUMSTANCES = {"device", "data_dir", "workers"}
 
 
 @dataclass(frozen=True)
@@ -47,9 +40,13 @@ class Job:
     """One network and seed, to be trained and measured."""
 
     training: Training
-    settings: ClassificationSettings
+    settings: TaskSettings
     folder: Path
     measurements: tuple[Measurement, ...]
+
+    @property
+    def task(self) -> Task:
+        return task_named(self.settings.task)
 
     @property
     def name(self) -> str:
@@ -62,7 +59,7 @@ class Job:
     @property
     def unread(self) -> set[str]:
         """Fields that may differ from the settings of the existing run."""
-        return _CIRCUMSTANCES | self.settings.unread().keys()
+        return CIRCUMSTANCES | {*self.settings.places} | self.settings.unread().keys()
 
     def missing(self) -> list[Measurement]:
         """The missing measurements; raises if the folder holds another training."""
@@ -75,16 +72,12 @@ class Job:
 def jobs_of(
     studies: Sequence[Study],
     seeds: Mapping[str, int],
-    recipes: Mapping[str, ClassificationSettings],
+    recipes: Mapping[str, TaskSettings],
     out: Path,
 ) -> list[Job]:
     """The jobs of some studies, each once; the longest first, so that processes end together.
 
-    Args:
-        studies: the studies.
-        seeds: study → number of seeds.
-        recipes: network → the settings that its trainings share.
-        out: the folder of the studies.
+    `seeds` has the number of seeds of each study, `recipes` the settings of each network.
     """
     wanted: dict[tuple[int, Training], dict[Measurement, None]] = {}
     for study in studies:
@@ -116,15 +109,12 @@ def work_on(job: Job) -> bool:
     if not missing:
         return True
     run = open_run(job.folder, job.settings, job.unread)
-    is_done, _ = train_piece(run, job.settings, train_run)
-    if not is_done:
+    if not train_piece(run, job.settings, job.task.train):
         return False
     free_memory()
     _check_weights(run, missing)
     device = local_device(job.settings.device)
-    opened = open_trained(job.folder, job.settings.device, with_data=False)
-    data = load_data(job.settings, device)
-    trained = dataclasses.replace(opened, settings=job.settings, data=data)
+    trained = job.task.open(job.folder, job.settings.device, True, job.settings)
     (job.folder / "measurements").mkdir(exist_ok=True)
     for measurement in missing:
         found = measure(trained, measurement, job.training.network)
@@ -133,8 +123,7 @@ def work_on(job: Job) -> bool:
             {
                 "version": _VERSION,
                 **provenance(device),
-                "images": image_count(trained, measurement),
-                "test_images": data.validation.samples,
+                **circumstances(trained, measurement),
                 "spectra": {part: one.to_json() for part, one in found.items()},
             },
         )
@@ -151,7 +140,10 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def read_measurement(folder: Path, measurement: Measurement, part: str) -> Spectrum:
+def read_measurement(
+    folder: Path, measurement: Measurement, part: str, metrics: Mapping[str, Metric]
+) -> Spectrum:
+    """One spectrum of a measurement; every width must have these metrics."""
     path, cure = _file(folder, measurement), "remove the file to measure again"
     try:
         data = read_json(path)
@@ -160,38 +152,17 @@ def read_measurement(folder: Path, measurement: Measurement, part: str) -> Spect
     spectra = data.get("spectra")
     if data.get("version") != _VERSION or not isinstance(spectra, dict) or part not in spectra:
         raise AnywidthError(f"{path} has no {part!r} of version {_VERSION}; {cure}")
-    try:
-        found = dataclasses.replace(
-            Spectrum.from_json(spectra[part]), described=TrainedClassifier.metrics
-        )
-    except AnywidthError as error:
-        raise AnywidthError(f"{path}: {error}; {cure}") from error
-    if not all(point.metrics.keys() >= _METRICS for point in found.points):
-        raise AnywidthError(f"{path}: a width lacks one of {sorted(_METRICS)}; {cure}")
+    with errors_about(path, cure):
+        found = dataclasses.replace(Spectrum.from_json(spectra[part]), described=metrics)
+    if not all(point.metrics.keys() >= metrics.keys() for point in found.points):
+        raise AnywidthError(f"{path}: a width lacks one of {sorted(metrics)}; {cure}")
     return found
 
 
-def read_image_count(job: Job, measurement: Measurement) -> int | None:
-    """The number of calibration images of a measurement; None if its file does not say."""
-    return _read_count(job, measurement, "images")
-
-
-def read_test_image_count(job: Job) -> int | None:
-    """The number of test images; None if the file does not say."""
-    return _read_count(job, job.measurements[0], "test_images")
-
-
-def read_devices(job: Job) -> list[str]:
-    """The devices on which a training was measured, as far as its files say."""
-    paths = [_file(job.folder, measurement) for measurement in job.measurements]
-    found = [read_json(path).get("device") for path in paths if path.exists()]
-    return [device for device in found if isinstance(device, str)]
-
-
-def _read_count(job: Job, measurement: Measurement, name: str) -> int | None:
+def read_fact(job: Job, measurement: Measurement, name: str) -> Any:
+    """What a measurement's file says about `name`, see `circumstances`; None if nothing."""
     path = _file(job.folder, measurement)
-    found = read_json(path).get(name) if path.exists() else None
-    return found if isinstance(found, int) else None
+    return read_json(path).get(name) if path.exists() else None
 
 
 def read_class_count(job: Job) -> int | None:

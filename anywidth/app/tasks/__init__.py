@@ -1,1 +1,1 @@
-"""The tasks of the paper: one file a task that reads from top to bottom."""
+"""The tasks of the paper, one folder each."""

@@ -1,4 +1,4 @@
-"""Inputs that a bundle brings along, to be tried on the server's page."""
+"""Example inputs in a bundle, for the server's page."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Example:
     """One input.
 
     Args:
-        name: what it shows.
+        name: describes the input.
         picture: (height, width, channels) in uint8; the input itself if there is no tensor.
-        tensor: the input of a network that takes no pictures, without a batch axis.
+        tensor: the input of a network that does not take pictures, without a batch axis.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Example:
 
 
 def as_fact(examples: Iterable[Example]) -> str:
-    """Examples as a bundle keeps them: pictures as PNG files, tensors as their bytes."""
+    """Examples as text for a bundle: pictures as PNG files, tensors as bytes."""
     return json.dumps([_described(one) for one in examples])
 
 

@@ -1,4 +1,4 @@
-"""The tasks there are, and which of them a run belongs to."""
+"""The tasks, and the task of a run."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anywidth.app.own_command import own_command
 from anywidth.app.runs.run import MEND, Run
-from anywidth.app.tasks.task_settings import TaskSettings
+from anywidth.app.tasks.task_names import TASKS
+from anywidth.app.tasks.task_settings import TaskSettings, read_settings
 from anywidth.app.tasks.trained import Trained
-from anywidth.errors import AnywidthError
-
-TASKS = ("classification", "super_resolution", "reinforcement")
-"""The folders beside this file, one per task; `task.py` in it defines `TASK`."""
+from anywidth.errors import AnywidthError, errors_about
 
 
 @dataclass(frozen=True)
 class Task:
-    """What the commands need of a task; the rest they ask its settings and its finished runs.
+    """The parts of a task that commands use, besides its settings and its finished runs.
 
     Args:
         settings: the class of its settings.
         trained: the class of its finished runs.
-        train: (run, settings) → whether training came to its end.
+        train: (run, settings) → whether training is complete.
         open: (folder, device, with_data, settings) → a finished run.
-        recipes: ready settings by name; the first trains in minutes on a CPU.
-        command: what a finished run is for.
+        recipes: ready settings; the first trains in minutes on a CPU.
+        command: the command that uses a finished run.
     """
 
     settings: type[TaskSettings]
@@ -45,7 +44,7 @@ class Task:
 def task_named(name: object) -> Task:
     if name not in TASKS:
         raise AnywidthError(
-            f"a run of task {name!r}: expected {', '.join(TASKS)}; it may need a newer anywidth"
+            f"task {name!r}: expected {', '.join(TASKS)}; the run may need a newer anywidth"
         )
     task: Task = importlib.import_module(f"anywidth.app.tasks.{name}.task").TASK
     return task
@@ -54,49 +53,57 @@ def task_named(name: object) -> Task:
 def task_of(run: Run) -> Task:
     path = run.folder / "config.json"
     if "task" not in run.settings_data:
-        raise AnywidthError(f"{path}: no task in it, so the run is damaged; {MEND}")
-    try:
+        raise AnywidthError(f"{path}: damaged, it has no task; {MEND}")
+    with errors_about(path):
         return task_named(run.settings_data["task"])
-    except AnywidthError as error:
-        raise AnywidthError(f"{path}: {error}") from error
 
 
-def settings_of(folder: Path) -> TaskSettings:
-    """The settings a run was started with."""
+def settings_of(folder: Path, *, trust: bool = False, model: str | None = None) -> TaskSettings:
+    """The settings a run was started with; `trust` and `model` as for `read_settings`."""
     run = Run.open(folder)
-    return run.read_settings(task_of(run).settings)
+    return read_settings(run, task_of(run).settings, trust=trust, model=model)
 
 
 def check_same_task(runs: Sequence[Run]) -> None:
-    """Refuses runs whose numbers say different things."""
+    """Refuse runs of different tasks."""
     first = task_of(runs[0]).name
     for run in runs[1:]:
         if (name := task_of(run).name) != first:
             raise AnywidthError(
-                f"{runs[0].folder} is a run of {first} and {run.folder} of {name}: name runs of "
+                f"{runs[0].folder} is a run of {first} and {run.folder} of {name}: give runs of "
                 "one task"
             )
 
 
 def open_trained(
-    folder: Path, device: str = "auto", with_data: bool = True, **places: Path | None
+    folder: Path,
+    device: str = "auto",
+    with_data: bool = True,
+    *,
+    trust: bool = False,
+    model: str | None = None,
+    **places: Path | None,
 ) -> Trained:
-    """A finished run of any task, with its data where it lies now."""
-    settings = settings_of(folder).moved(**places)
+    """A finished run of any task; its data may have moved."""
+    settings = settings_of(folder, trust=trust, model=model).moved(**places)
     trained: Trained = task_named(settings.task).open(folder, device, with_data, settings)
     return trained
 
 
-def open_only(name: str, folder: Path, device: str) -> Any:
-    """A finished run of the one task that a command is for, without its data."""
+def open_only(
+    name: str, folder: Path, device: str, *, trust: bool = False, model: str | None = None
+) -> Any:
+    """A finished run of a command's task, without its data."""
     task, found = task_named(name), task_of(Run.open(folder))
     if found.name != name:
+        fitting = own_command(found.command.__name__, folder)
         raise AnywidthError(
-            f"{folder} is a run of {found.name}, for: anywidth {found.command.__name__} {folder}; "
-            f"{task.command.__name__} needs one of {name}, train it with: anywidth train "
-            f"{task.recipes[0].__name__}"
+            f"{folder} is a run of {found.name}: use {fitting}; "
+            f"{task.command.__name__} needs a run of {name}, which anywidth train "
+            f"{task.recipes[0].__name__} makes"
         )
-    return task.open(folder, device, False, None)
+    settings = settings_of(folder, trust=trust, model=model)
+    return task.open(folder, device, False, settings)
 
 
 def all_recipes() -> dict[str, Callable[[], TaskSettings]]:
@@ -108,5 +115,5 @@ def recipe(name: str) -> TaskSettings:
     """The settings of a recipe by its name."""
     found = all_recipes()
     if name not in found:
-        raise AnywidthError(f"no recipe {name!r}; there are {', '.join(found)}")
+        raise AnywidthError(f"no recipe {name!r}: expected one of {', '.join(found)}")
     return found[name]()

@@ -1,4 +1,4 @@
-"""What a finished run shows: its spectrum in a table, in files and in plots, and its report."""
+"""The results of a finished run: its spectrum as table, files and plots, and its report."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import json
 import platform
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from anywidth._version import __version__
+from anywidth.app.own_command import own_command
+from anywidth.app.plain_text import visible
 from anywidth.app.runs.metrics import read_metrics
 from anywidth.app.runs.run import Run
 from anywidth.app.runs.settings import to_json
 from anywidth.app.showing.curves import has_curves, plot_curves
-from anywidth.app.showing.plots import plot_spectra
+from anywidth.app.showing.figure_style import write_figures
+from anywidth.app.showing.latency_plot import latency_figure, timed_points
+from anywidth.app.showing.plots import spectra_figure
 from anywidth.app.showing.report import write_report
 from anywidth.app.tasks.registry import task_of
 from anywidth.app.tasks.trained import Trained
@@ -24,23 +29,24 @@ from anywidth.errors import AnywidthError
 from anywidth.files import read_json, write_json
 from anywidth.measuring.spectra import Spectrum, spectrum
 from anywidth.slimming.convert import plan_of
+from anywidth.width import ChannelConfig, Width
 
 _SPECTRUM = "spectrum.json"
-# Fields in which runs of one series may differ: chance, and where and how often, not what.
-_CIRCUMSTANCES = {
-    *("seed", "device", "data_dir", "workers", "threads", "cache_dir"),
+CIRCUMSTANCES = {
+    *("device", "data_dir", "workers", "threads", "cache_dir"),
     *("log_every", "validate_every", "checkpoint_every"),
 }
+"""Fields that do not change what is trained: a run may continue with others."""
 
 
 def run_spectrum(
-    trained: Trained, widths: Sequence[float] | None = None, measure_latency: bool = True
+    trained: Trained, widths: Sequence[Width] | None = None, measure_latency: bool = True
 ) -> Spectrum:
-    """Evaluates a run at many widths, and writes spectrum.csv, .json, and plots of it."""
+    """Evaluate a run at many widths, and write spectrum.csv, .json and plots."""
     settings, chosen = trained.settings, list(widths or trained.widths)
     name, kind = settings.name, settings.method
     if kind == "i" and chosen != settings.widths:
-        # An ordinary network sliced to widths it was not made for.
+        # An ordinary network, sliced to widths it was not trained for.
         name, kind = f"{name} {settings.width}, sliced", "control"
     found = spectrum(
         trained.model,
@@ -51,40 +57,49 @@ def run_spectrum(
         measure_latency=measure_latency,
     )
     pairs = zip(found.points, chosen, strict=True)
-    points = tuple(replace(point, width=width) for point, width in pairs)
-    found = replace(found, points=points, described=trained.metrics)
+    points = tuple(
+        replace(point, width=None if isinstance(width, ChannelConfig) else width)
+        for point, width in pairs
+    )
+    found = replace(
+        found, points=points, described=trained.metrics, measured_on=trained.measured_on
+    )
     folder = trained.run.folder
     write_json(folder / _SPECTRUM, found.to_json())
     found.to_csv(folder / "spectrum.csv")
     trained.run.plots_folder.mkdir(exist_ok=True)
     plots = {"spectrum": found.metric()} | {f"spectrum_{name}": name for name in trained.drawn}
     for stem, metric in plots.items():
-        for suffix in ("png", "svg"):
-            path = trained.run.plots_folder / f"{stem}.{suffix}"
-            plot_spectra([found], path, metric, title=found.name)
+        draw = partial(spectra_figure, [found], metric, found.title)
+        write_figures(trained.run.plots_folder / stem, draw)
+    if timed_points(found):
+        write_figures(trained.run.plots_folder / "latency", partial(latency_figure, found))
     return found
 
 
 def saved_spectrum(run: Run) -> Spectrum:
-    """The spectrum that `anywidth spectrum` left in a run's folder."""
+    """The spectrum in the folder of a run, written by `anywidth spectrum`."""
     path = run.folder / _SPECTRUM
     if not path.exists():
-        raise AnywidthError(f"{run.folder} has no spectrum yet: anywidth spectrum {run.folder}")
+        raise AnywidthError(
+            f"{run.folder} has no spectrum yet: make it with {own_command('spectrum', run.folder)}"
+        )
     try:
         found = Spectrum.from_json(read_json(path))
-        return replace(found, described=task_of(run).trained.metrics)
+        shown = visible(found.name)  # it may be anyone's, and tables print it
+        return replace(found, name=shown, described=task_of(run).trained.metrics)
     except AnywidthError as error:
         named = "" if str(path) in str(error) else f"{path}: "
         raise AnywidthError(
-            f"{named}{error}; make it anew: anywidth spectrum {run.folder}"
+            f"{named}{error}; make it again: {own_command('spectrum', run.folder)}"
         ) from error
 
 
 def saved_spectra(runs: Sequence[Run]) -> list[Spectrum]:
-    """The spectra of several runs, told apart by their names.
+    """The spectra of several runs, with distinct names.
 
-    Those of one name and kind are one series in tables and plots: seeds, or the I-Nets of several
-    widths. Where such runs differ in anything else, the names of their folders are added.
+    Spectra of one name and kind are one series in tables and plots: seeds, or the I-Nets of several
+    widths. If such runs differ in anything else, the names of their folders are added.
     """
     spectra = [saved_spectrum(run) for run in runs]
     series: dict[tuple[str, str], dict[str, list[int]]] = {}
@@ -105,7 +120,7 @@ def saved_spectra(runs: Sequence[Run]) -> list[Spectrum]:
 
 
 def _check_differ(runs: Sequence[Run]) -> None:
-    """Refuses to count one training as two seeds."""
+    """Refuse to count one training as two seeds."""
     known: dict[tuple[object, object], Run] = {}
     for run in runs:
         key = run.settings_data.get("seed"), run.settings_data.get("width")
@@ -118,14 +133,14 @@ def _check_differ(runs: Sequence[Run]) -> None:
 
 
 def _recipe(run: Run, found: Spectrum) -> str:
-    """What a run shares with others of its series."""
-    left_out = _CIRCUMSTANCES | ({"width"} if found.kind == "i" else set())
+    """The settings that a run shares with the others of its series."""
+    left_out = CIRCUMSTANCES | {"seed"} | ({"width"} if found.kind == "i" else set())
     fields = {name: value for name, value in run.settings_data.items() if name not in left_out}
     return json.dumps(fields, sort_keys=True)
 
 
 def _folder_names(folders: Sequence[Path]) -> list[str]:
-    """Their last parts, or where those are not enough, all of them."""
+    """The last part of each path, or the whole paths if these are not distinct."""
     names = [folder.resolve().name for folder in folders]
     return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 
@@ -134,7 +149,7 @@ def _folder_names(folders: Sequence[Path]) -> list[str]:
 
 
 def run_report(trained: Trained, baselines: Sequence[Run] = ()) -> Path:
-    """Writes report.html: one page with everything a run shows, and other runs beside it."""
+    """Write report.html: one page with all results of a run, compared with other runs."""
     run = trained.run
     own, *others = saved_spectra([run, *baselines])
     rows = read_metrics(run.metrics_path) if run.metrics_path.exists() else []
@@ -165,7 +180,7 @@ def run_report(trained: Trained, baselines: Sequence[Run] = ()) -> Path:
 
 
 def _plan_text(trained: Trained) -> str:
-    """The printed plan; where there is one width alone, its multiply-adds stand beside that."""
+    """The printed plan; for a network of one width, with the multiply-adds of that width."""
     plan = plan_of(trained.model)
     if trained.settings.can_narrow(trained.model):
         return str(plan)

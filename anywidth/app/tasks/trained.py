@@ -1,4 +1,4 @@
-"""A finished run of any task: its network, the widths a user knows, and what it can do."""
+"""A finished run of any task: its network and widths, and how to evaluate and deploy it."""
 
 from __future__ import annotations
 
@@ -11,92 +11,105 @@ from torch import nn
 
 from anywidth.app.runs.run import Run
 from anywidth.app.showing.report import Section
+from anywidth.app.tasks.channel_files import check_within
 from anywidth.app.tasks.examples import Example
+from anywidth.app.tasks.judging import Judging
 from anywidth.app.tasks.task_settings import TaskSettings
-from anywidth.deploying.deployment import Deployment
 from anywidth.errors import AnywidthError
 from anywidth.measuring.spectra import Metric
 from anywidth.slimming.convert import at_width, plan_of
 from anywidth.slimming.norm_statistics import norm_records
 from anywidth.training.calibration import calibrated_widths, is_full_width_new
-from anywidth.width import ChannelConfig
+from anywidth.translating.deployment import Deployment
+from anywidth.width import ChannelConfig, Width
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run: its network as trained. Widths are those a user names."""
+    """A finished run with its trained network. Widths are those of the user."""
 
     run: Run
     settings: TaskSettings
     model: nn.Module
 
     metrics: ClassVar[Mapping[str, Metric]]
-    """What `evaluate` measures, the main one first."""
+    """The metrics of `evaluate`, the main one first."""
     drawn: ClassVar[tuple[str, ...]] = ()
-    """Metrics that have plots of their own beside the main one's."""
+    """Metrics with their own plots, besides the main one."""
     curves: ClassVar[Mapping[str, str]]
-    """Logged quantities that are drawn, and what they are called."""
+    """Logged quantities in the training curves, and their names."""
     sections_need_data: ClassVar[bool] = False
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """The metrics of the network at the width it is set to."""
         raise NotImplementedError
 
-    def deployment(self) -> Deployment:
-        """How the network is called in the file that `anywidth export` writes.
+    @property
+    def measured_on(self) -> str:
+        """The data of `evaluate`, such as "2,000 test images of CIFAR-10"."""
+        return self.settings.trained_on
 
-        Normalising images is part of that network, so that pixels go in and answers come out.
+    def deployment(self) -> Deployment:
+        """The network for `anywidth export`, with its inputs and outputs.
+
+        It normalises images itself, so that its input is plain pixels.
         """
         raise NotImplementedError
 
     def examples(self) -> list[Example]:
-        """Inputs to try on a server's page; those of its data if that was loaded."""
+        """Example inputs for a server's page; from its data if that was loaded."""
         return []
 
+    def judging(self, seed: int = 0) -> Judging:
+        """How `anywidth search` judges the network; `seed` chooses the images."""
+        raise AnywidthError(f"a run of {self.settings.task} cannot be searched")
+
     def calibrate(
-        self, widths: Sequence[float], samples: int | None = None, method: str | None = None
+        self, widths: Sequence[Width], samples: int | None = None, method: str | None = None
     ) -> int:
-        """Computes statistics, and returns over how many images; 0 if there is no batch norm."""
+        """Compute statistics; returns the number of images, or 0 without batch norm."""
         return 0
 
+    def tune(self, widths: Sequence[float], epochs: int, learning_rate: float) -> int:
+        """Tune scales and biases of norms for some widths; returns the number of images."""
+        raise AnywidthError(f"{self.run.folder} is a run of {self.settings.task}: no norms to tune")
+
     def sections(self) -> list[Section]:
-        """What the report shows beside the spectrum."""
+        """The sections of the report besides the spectrum."""
         return []
 
     # ---- widths ----
 
     @property
     def widths(self) -> list[float]:
-        """The widths that a spectrum covers unless told."""
+        """The default widths of a spectrum."""
         return self.settings.widths
 
-    def own_width(self, width: float) -> float:
-        """What the network itself calls a width."""
-        return self.settings.own_width(self.model, width)
+    def own_width(self, width: Width) -> Width:
+        """A user's width as a width of the network object; channels are checked."""
+        if not isinstance(width, ChannelConfig):
+            return self.settings.own_width(self.model, width)
+        return check_within(width, plan_of(self.model), "channels")
 
-    def at(self, width: float) -> AbstractContextManager[ChannelConfig]:
-        """Runs the network at a width inside a `with` block."""
+    def at(self, width: Width) -> AbstractContextManager[ChannelConfig]:
+        """Run the network at a width inside a `with` block."""
         return at_width(self.model, self.own_width(width))
 
     def chosen(self, width: float | None) -> float:
-        """The width that a user asks for, or the widest; refused if it has no statistics."""
+        """The given width, or the widest; raises if the network does not have it."""
         found = max(self.widths) if width is None else width
-        if self.uncalibrated([found]):
-            raise AnywidthError(
-                f"no statistics for width {found}: calibrate it first with: "
-                f"anywidth calibrate {self.run.folder} --widths {found}"
-            )
+        plan_of(self.model).resolve(self.own_width(found))
         return found
 
     # ---- statistics ----
 
     @property
     def has_statistics(self) -> bool:
-        """Whether there is batch norm, whose statistics every width has its own of."""
+        """Whether the network has batch norm, with separate statistics per width."""
         return bool(norm_records(self.model))
 
-    def uncalibrated(self, widths: Iterable[float]) -> list[float]:
-        """The widths that have to be calibrated before they can be evaluated."""
+    def uncalibrated(self, widths: Iterable[Width]) -> list[Width]:
+        """The widths that must be calibrated before they can be evaluated."""
         if not self.has_statistics:
             return []
         plan = plan_of(self.model)
@@ -105,11 +118,11 @@ class Trained:
             known.discard(plan.full)
         return [width for width in widths if plan.resolve(self.own_width(width)) not in known]
 
-    def complete_statistics(self, widths: Sequence[float]) -> None:
-        """Calibrates all of the widths if one has no statistics.
+    def complete_statistics(self, widths: Sequence[Width]) -> None:
+        """Calibrate all of the widths if one has no statistics.
 
-        Training leaves moving averages at the widths it tracks: beside the others' exact
-        statistics those would make a spectrum of two kinds.
+        Training leaves moving averages at some widths; next to the exact statistics of the others,
+        a spectrum would mix two kinds.
         """
         if self.uncalibrated(widths):
             self.calibrate(widths)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import os
+import pty
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +18,16 @@ import pytest
 import torch
 from anywidth_runtime.server.examples import read_examples
 from anywidth_runtime.server.pictures import PictureInput
-from command_line import command
-from finished_runs import CLASSES, MEAN, STD, classifier_run, policy_run, upscaler_run
+from command_line import HANGS_AFTER, command, environment
+from finished_runs import (
+    CLASSES,
+    MEAN,
+    STD,
+    classifier_run,
+    policy_run,
+    trained_otherwise,
+    upscaler_run,
+)
 from torch import Tensor, nn
 
 import anywidth as aw
@@ -32,14 +43,14 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def exported(run: Path, path: Path, widths: str = "0.25,0.5,1.0") -> str:
-    answer = command("export", run, "--widths", widths, "--out", path)
+    answer = command("export", run, "--trust", "--widths", widths, "--out", path)
     assert answer.code == 0, answer.errors
     return answer.output
 
 
 def sliced(run: Path, width: float, around: Callable[[nn.Module], Tensor]) -> Tensor:
     """What the network itself gives at a width."""
-    model = open_trained(run, "cpu", with_data=False).model.eval()
+    model = open_trained(run, "cpu", with_data=False, trust=True).model.eval()
     with torch.no_grad(), aw.at_width(model, width):
         return around(model)
 
@@ -62,7 +73,7 @@ def test_a_bundle_of_a_classifier(classifier: Path, tmp_path: Path) -> None:
 
 
 def test_what_was_measured_goes_into_the_table(classifier: Path, tmp_path: Path) -> None:
-    model = open_trained(classifier, "cpu", with_data=False).model
+    model = open_trained(classifier, "cpu", with_data=False, trust=True).model
     found = aw.spectrum(model, lambda _: {"top1_error": 8.0}, [0.25, 0.5], progress=False)
     write_json(classifier / "spectrum.json", found.to_json())
     try:
@@ -118,9 +129,7 @@ def test_a_run_whose_data_is_gone_is_exported_without_them(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(classifier, run)
-    settings = json.loads((run / "config.json").read_text())
-    settings |= {"data": "cifar10", "data_dir": str(tmp_path / "moved")}
-    (run / "config.json").write_text(json.dumps(settings))
+    trained_otherwise(run, data="cifar10", data_dir=str(tmp_path / "moved"))
     assert read_examples(exported_network(run, tmp_path)) == []
 
 
@@ -147,11 +156,15 @@ def test_one_onnx_file_branches_by_width(classifier: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--widths", "0.25,0.75", "--out", "a.anywidth"), ["0.75", "calibrate"]),
+        (("--budget", "2ms", "--widths", "0.5", "--out", "a.anywidth"), ["2 ms", "--widths"]),
+        (("--max-macs", "7", "--out", "a.anywidth"), ["--max-macs", "narrowest"]),
         (("--widths", "0.5", "--width", "0.5", "--out", "a.anywidth"), ["--width 0.5"]),
         (("--widths", "0.25,0.5", "--out", "a.pt2"), ["a.pt2", "--width"]),
         (("--widths", "a lot", "--out", "a.anywidth"), ["a lot"]),
         (("--widths", "0.5", "--out", "nowhere/a.anywidth"), ["nowhere"]),
+        (("--width", "2", "--out", "a.onnx"), ["width", "2"]),
+        (("--out", "a.tflite"), ["a.tflite", ".onnx"]),
+        (("--out", "nowhere/a.pt2"), ["nowhere/a.pt2"]),
     ],
 )
 def test_wrong_options_are_named(
@@ -162,8 +175,50 @@ def test_wrong_options_are_named(
     words: list[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    answer = command("export", classifier, *options)
+    answer = command("export", classifier, "--trust", *options)
     assert answer.code == 2
     (line,) = answer.errors.splitlines()
     assert all(word in line for word in words), line
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_overwritten_only_if_asked_to(classifier: Path, tmp_path: Path) -> None:
+    path = tmp_path / "net.pt2"
+    path.write_text("mine")
+    asked = ("export", classifier, "--trust", "--width", "0.5", "--out", path)
+    answer = command(*asked)
+    assert answer.code == 2
+    assert "--force" in answer.errors
+    assert path.read_text() == "mine"
+    assert command(*asked, "--force").code == 0
+    assert path.read_bytes()[:2] == b"PK"
+
+
+def test_at_a_terminal_it_asks(classifier: Path, tmp_path: Path) -> None:
+    path = tmp_path / "net.pt2"
+    path.write_text("mine")
+    ours, its = pty.openpty()
+    asked = ["export", classifier, "--trust", "--width", "0.5", "--out", path]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "anywidth", *map(str, asked)],
+        stdin=its,
+        stderr=its,
+        env=environment(),
+    )
+    asked_for = b""
+    while b"Overwrite" not in asked_for:  # on a slow machine it says before that it works
+        asked_for += os.read(ours, 1000)
+    os.write(ours, b"n\n")
+    assert process.wait(HANGS_AFTER) == 130
+    assert path.read_text() == "mine"
+
+
+def test_a_bundle_within_a_budget(classifier: Path, tmp_path: Path) -> None:
+    path = tmp_path / "net.anywidth"
+    model = open_trained(classifier, "cpu", with_data=False, trust=True).model
+    most = aw.macs(model, 0.5)
+    answer = command("export", classifier, "--trust", "--max-macs", most, "--out", path)
+    assert answer.code == 0, answer.errors
+    widths = anywidth_runtime.open(path).widths
+    assert min(widths) == 0.25
+    assert aw.macs(model, max(widths)) == most

@@ -210,3 +210,12 @@ def test_arrays_of_other_types_are_refused() -> None:
         ImageArrays(
             torch.zeros(2, 1, 3, 3, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64), ("a",)
         )
+
+
+def test_other_images_labels_and_orders_have_other_digests() -> None:
+    images, labels = torch.arange(24, dtype=torch.uint8).view(6, 1, 2, 2), torch.arange(6) // 3
+    turned = ImageArrays(images.flip(0), labels, ("a", "b"))
+    relabelled = ImageArrays(images, labels.flip(0), ("a", "b"))
+    found = {one.digest() for one in (ImageArrays(images, labels, ("a", "b")), turned, relabelled)}
+    assert len(found) == 3
+    assert turned.digest() == ImageArrays(images.flip(0), labels, ("a", "b")).digest()

@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from anywidth.app.data.augment import Augmentation
-from anywidth.app.data.classification import ClassificationData, Loader, load_classification
+from anywidth.app.data.classification import ClassificationData, load_classification
 from anywidth.app.data.folder_images import FolderAugmentation
+from anywidth.app.data.order import ImageLoader
 from anywidth.errors import AnywidthError
 
 
-def all_labels(loader: Loader) -> Tensor:
+def all_labels(loader: ImageLoader) -> Tensor:
     return torch.cat([labels for _, labels in loader])
 
 
-def all_images(loader: Loader) -> list[bytes]:
+def all_images(loader: ImageLoader) -> list[bytes]:
     return [image.numpy().tobytes() for images, _ in loader for image in images]
 
 
@@ -125,10 +126,10 @@ def test_corrupt_files_are_skipped_only_if_asked(image_folder: Path) -> None:
         (("folder",), {}, "--data-dir"),
         (("/no/such/folder",), {}, "/no/such/folder/train"),
         (("bundled",), {"validation": "train"}, "'split'"),
-        (("bundled",), {"image_size": 32}, "image_size"),
+        (("bundled",), {"image_size": 32}, "image-size"),
         (("bundled",), {"augmentation": FolderAugmentation()}, "an Augmentation"),
         (("/tmp",), {"augmentation": Augmentation()}, "FolderAugmentation"),
-        (("bundled",), {"limit": 100}, "batch_size"),
+        (("bundled",), {"limit": 100}, "batch-size"),
         (("bundled",), {"limit": 0}, "0 samples"),
     ],
 )
@@ -163,3 +164,18 @@ def test_bundled_images_need_torch_alone() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("validation", ["test", "split"])
+def test_images_for_a_search_are_kept_out_of_training(validation: str) -> None:
+    data = load_classification("bundled", held_out=0.1, validation=validation, limit=500)
+    plain = load_classification("bundled", validation=validation)
+    assert data.is_held_out
+    assert plain.is_held_out == (validation == "split")
+    assert data.judging.samples == pytest.approx(0.1 * plain.train.samples, rel=0.01)
+    assert data.train.samples == 500
+    positions = [set(one.positions.tolist()) for one in (data.judging, data.train)]
+    assert not positions[0] & positions[1]
+    if validation == "split":
+        assert not positions[0] & set(data.validation.positions.tolist())
+    assert plain.judging.samples == (1000 if validation == "split" else plain.train.samples)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from anywidth.app.data.order import BatchOrder, choose_balanced, choose_subset, hold_out
 from anywidth.errors import AnywidthError
-from anywidth.seeds import derive_seed
+from anywidth.training.seeds import derive_seed
 
 
 @given(
@@ -73,8 +73,8 @@ def test_seeds_do_not_collide_over_purposes_or_positions() -> None:
     [
         ({"samples": 0}, "sample"),
         ({"rank": 2, "world_size": 2}, "rank 2"),
-        ({"batch_size": 3, "world_size": 4}, "batch_size=4"),
-        ({"batch_size": 7, "world_size": 2, "drop_last": True}, "batch_size=6"),
+        ({"batch_size": 3, "world_size": 4}, "batch-size 4"),
+        ({"batch_size": 7, "world_size": 2, "drop_last": True}, "batch-size 6"),
         ({"batch_size": 11, "drop_last": True}, "larger"),
     ],
 )

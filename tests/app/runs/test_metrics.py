@@ -114,7 +114,7 @@ def test_only_python_numbers_and_fitting_names_are_taken(tmp_path: Path) -> None
     with pytest.raises(AnywidthError, match="'step'"):
         log.append(1.5, {})  # type: ignore[arg-type]
     for name in ("", "step", "two\nlines"):
-        with pytest.raises(AnywidthError, match="named"):
+        with pytest.raises(AnywidthError, match="metric name"):
             log.append(1, {name: 1.0})
     log.append(1, {"loss": numpy.float64(0.5)})
     assert log.path.read_text() == "step,loss\n1,0.5\n"

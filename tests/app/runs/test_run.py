@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -54,6 +55,42 @@ def test_statistics_and_weights_are_replaced_together_or_not_at_all(
         run.save_statistics(new, model=new)
     monkeypatch.undo()
     assert all(run.load_part(part)[0]["x"] == 0 for part in ("model", "statistics"))
+
+
+def test_a_kill_between_weights_and_statistics_leaves_them_of_one_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.create(tmp_path / "run", Settings())
+    old = {"x": torch.zeros(1), "y": torch.zeros(1)}
+    run.save_final({"model": old, "statistics": {"1/x": torch.zeros(1)}}, {})
+    replace, calls = os.replace, []
+
+    def killed(source: Path, target: Path) -> None:
+        calls.append(target)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run.save_statistics({"1/x": torch.ones(1)}, model={**old, "x": torch.ones(1)})
+    monkeypatch.undo()
+    assert run.load_part("statistics")[0]["1/x"] == 1
+    assert run.model_tensors() == {"x": 1, "y": 0}
+    copy = Run.open_finished(shutil.copytree(run.folder, tmp_path / "copy"), writing=True)
+    copy.save_statistics({"2/x": torch.ones(1)})
+    assert copy.model_tensors() == {"x": 1, "y": 0}
+    run.save_statistics({"1/x": torch.ones(1)}, model={**old, "x": torch.ones(1)})
+    assert run.model_tensors() == run.load_part("model")[0] == {"x": 1, "y": 0}
+
+
+def test_a_read_only_run_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Run.create(tmp_path / "run", Settings())
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
+    with pytest.raises(AnywidthError, match="read-only"):
+        Run.open(tmp_path / "run", writing=True)
 
 
 def test_create_takes_a_folder_whose_creation_was_killed(tmp_path: Path) -> None:
@@ -217,7 +254,7 @@ def test_a_damaged_finished_run_says_what_is_missing_and_how_to_mend_it(
     with pytest.raises(AnywidthError, match="missing"):
         run.load_part(part)
     path.mkdir()
-    with pytest.raises(AnywidthError, match="directory"):
+    with pytest.raises(AnywidthError, match="folder"):
         run.load_part(part)
     run.save_checkpoint(12, tensors_at(12), {"epoch": 3})
     with pytest.raises(AnywidthError, match=f"move {path}"):

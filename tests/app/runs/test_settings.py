@@ -108,7 +108,7 @@ def test_override_parses_by_annotation() -> None:
 def test_override_names_what_it_cannot_parse(name: str, text: str, expected: str) -> None:
     with pytest.raises(AnywidthError) as error:
         override(Recipe(), {name: text})
-    assert str(error.value).startswith(f"{name}={text!r}: ")
+    assert str(error.value).startswith(f"--{name.replace('_', '-')} {text!r}: ")
     assert expected in str(error.value)
 
 
@@ -191,13 +191,13 @@ class Limited(Settings):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("count", 0, "count=0: expected at least 1"),
-        ("rate", 0.0, "rate=0.0: expected above 0"),
-        ("rate", -1.0, "rate=-1.0: expected above 0"),
-        ("share", 1.5, "share=1.5: expected at least 0, at most 1"),
-        ("share", -0.5, "share=-0.5: expected at least 0, at most 1"),
-        ("momentum", 1.0, "momentum=1.0: expected at least 0, below 1"),
-        ("limit", 1, "limit=1: expected at least 2"),
+        ("count", 0, "--count 0: expected at least 1"),
+        ("rate", 0.0, "--rate 0.0: expected above 0"),
+        ("rate", -1.0, "--rate -1.0: expected above 0"),
+        ("share", 1.5, "--share 1.5: expected at least 0, at most 1"),
+        ("share", -0.5, "--share -0.5: expected at least 0, at most 1"),
+        ("momentum", 1.0, "--momentum 1.0: expected at least 0, below 1"),
+        ("limit", 1, "--limit 1: expected at least 2"),
     ],
 )
 def test_a_number_out_of_range_is_named(name: str, value: object, message: str) -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import matplotlib
 import pytest
+from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from anywidth.app.showing.curves import curves_figure, has_curves, plot_curves
+from anywidth.app.showing.curves import curves_figure, curves_panels, has_curves, plot_curves
 from anywidth.app.showing.figure_style import figure_bytes, style
+from anywidth.app.showing.latency_plot import latency_figure
 from anywidth.app.showing.plots import plot_spectra, spectra_figure
 from anywidth.app.tasks.classification.task import TrainedClassifier
 from anywidth.errors import AnywidthError
@@ -137,7 +139,67 @@ def test_nearly_flat_metrics_are_labelled_in_full() -> None:
     figure.canvas.draw()
     axis = figure.axes[0].yaxis
     assert axis.get_offset_text().get_text() == ""
-    assert axis.get_ticklabels()[1].get_text().startswith("24.14")
+    assert axis.get_ticklabels()[1].get_text().startswith("24.")
+
+
+def noisy(values: list[float], error: float) -> Spectrum:
+    points = [
+        replace(p, metrics={"top1_error": value, "top1_error_standard_error": error})
+        for p, value in zip(S.points, values, strict=True)
+    ]
+    return Spectrum("US-Net", tuple(points), described=TrainedClassifier.metrics)
+
+
+def test_an_axis_does_not_zoom_into_noise() -> None:
+    values = [15.0, 14.6, 14.8, 14.2]
+    low, high = drawn([noisy(values, 0.8)]).axes[0].get_ylim()
+    assert high - low == pytest.approx(8.0)
+    assert low < 14.2 - 0.8
+    assert high > 15.0 + 0.8
+    # With many more images, the same differences are no longer noise.
+    low, high = drawn([noisy(values, 0.1)]).axes[0].get_ylim()
+    assert high - low < 1.5
+
+
+def test_bars_are_standard_errors_and_the_axis_says_so() -> None:
+    axes = drawn([noisy([20.0, 18.0, 16.0, 15.0], 0.8)]).axes[0]
+    (bars,) = [one for one in axes.collections if isinstance(one, LineCollection)]
+    ends = [(one[0][1], one[1][1]) for one in bars.get_segments()]
+    assert ends[0] == pytest.approx((19.2, 20.8))
+    assert "standard error" in axes.get_ylabel()
+
+
+def test_a_title_names_a_single_network_and_is_never_cut() -> None:
+    with style():
+        figure = spectra_figure([US], title="US-Net, 10,000 test images of " + "long " * 20)
+        figure.draw_without_rendering()
+    assert figure.axes[0].get_legend() is None
+    assert not figure.legends
+    extent = figure.axes[0]._left_title.get_window_extent()
+    assert extent.x1 <= figure.bbox.x1
+
+
+def test_latency_is_drawn_from_zero_with_its_spread_and_conditions() -> None:
+    points = [
+        replace(p, latency_ms=3 * p.width, latency_range=(2.9 * p.width, 4 * p.width))
+        for p in US.points
+    ]
+    timed = replace(
+        US, points=tuple(points), latency_by="onnxruntime", latency_on="a CPU, 1 thread"
+    )
+    with style():
+        axes = latency_figure(timed).axes[0]
+    assert list(axes.get_lines()[0].get_xdata())[:2] == [0.25, 0.275]
+    assert axes.get_lines()[0].get_ydata()[-1] == 3.0
+    (bars,) = axes.collections
+    assert [tuple(one[:, 1]) for one in bars.get_segments()][-1] == pytest.approx((2.9, 4.0))
+    low, high = axes.get_ylim()
+    assert low == 0
+    assert high > 4.0
+    for words in ("onnxruntime", "batch size 1", "a CPU, 1 thread"):
+        assert words in axes.get_title(loc="left")
+    with pytest.raises(AnywidthError, match="latencies"), style():
+        latency_figure(US)
 
 
 def test_a_control_that_is_better_somewhere_stays_in_the_frame_there() -> None:
@@ -208,7 +270,7 @@ def test_values_that_are_not_finite_are_left_out() -> None:
 @pytest.mark.parametrize("name", ["run$1$", "a$_$b^", "訓練", "обучение ∞", "\\alpha"])
 def test_any_name_of_a_folder_can_be_drawn(name: str, tmp_path: Path) -> None:
     for suffix in ("png", "svg"):
-        plot_spectra([replace(US, name=name)], tmp_path / f"plot.{suffix}", title=name)
+        plot_spectra([replace(US, name=name), S], tmp_path / f"plot.{suffix}", title=name)
     assert (tmp_path / "plot.svg").read_text().count(name) == 2
 
 
@@ -297,6 +359,30 @@ def test_long_curves_are_averaged_and_gaps_stay_gaps() -> None:
     assert math.isnan(values[-1])
     assert axes.get_xlabel() == "step"
     assert axes.get_legend() is None
+
+
+def test_one_epoch_is_a_point_that_can_be_seen_over_the_whole_training() -> None:
+    rows = [{"step": float(step), "loss_max": 1.0 / step, "loss_min": 1.0} for step in (20, 23)]
+    rows[-1] |= {"validation_error_max": 90.0, "validation_error_min": 90.0}
+    with style():
+        loss, errors = curves_figure(rows, TITLES).axes
+    first, second = errors.get_lines()
+    assert first.get_markersize() > 6
+    assert first.get_linestyle() == "None"
+    # Equal values: the second is hollow, and the first is seen inside it.
+    assert second.get_markerfacecolor() == "none"
+    assert loss.get_xlim() == errors.get_xlim()
+    assert loss.get_xlim()[0] <= 0
+    assert loss.get_lines()[0].get_linestyle() == "-"
+
+
+def test_panels_stand_below_each_other_or_alone() -> None:
+    with style():
+        whole, panels = curves_figure(ROWS, TITLES), curves_panels(ROWS, TITLES)
+        whole.draw_without_rendering()
+    upper, lower = (axes.get_window_extent() for axes in whole.axes)
+    assert upper.y0 > lower.y1
+    assert [len(one.axes) for one in panels] == [1, 1]
 
 
 def test_learning_rates_are_no_curves(tmp_path: Path) -> None:

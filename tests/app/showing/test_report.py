@@ -2,7 +2,9 @@
 
 import base64
 import json
+import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -95,9 +97,18 @@ def test_the_page_holds_all_parts_and_loads_nothing(tmp_path: Path) -> None:
         plan_text="3 of 4 layers",
     )
     page = Page(path.read_text())
-    assert page.tags.count("svg") == 2
+    assert page.tags.count("svg") == 3
     assert page.tags.count("h1") == 1
-    for text in ("Spectrum", "Training", "Widths", "Run", "Plan", "3 of 4 layers", "configuration"):
+    for text in (
+        "Spectrum",
+        "Latency",
+        "Training",
+        "Widths",
+        "Run",
+        "Plan",
+        "3 of 4 layers",
+        "configuration",
+    ):
         assert text in page.text
     assert ["epochs", "10"] in page.rows
     assert ["time", "4 min"] in page.rows
@@ -156,7 +167,7 @@ def test_whatever_is_handed_in_is_escaped(tmp_path: Path) -> None:
         baselines=[named],
         plan_text=NASTY,
         metrics=[{"step": 1, f"loss/{NASTY}": 1.0}],
-        extra_sections=[Section(NASTY, image=b"\x89PNG...", caption=NASTY)],
+        extra_sections=[Section(NASTY, images={NASTY: b"\x89PNG..."}, caption=NASTY)],
     )
     page = Page(path.read_text())
     # The page's own: its script, and the data of its spectrum.
@@ -172,8 +183,8 @@ def test_sections_of_a_task_come_with_their_pictures(tmp_path: Path) -> None:
         run_summary={},
         spectrum=US,
         extra_sections=[
-            Section("Crops", image=b"\x89PNG one", caption="bicubic"),
-            Section("Crops", image=b"\xff\xd8\xff two", caption="ours"),
+            Section("Crops", images={"bicubic": b"\x89PNG one"}),
+            Section("Crops", images={"ours": b"\xff\xd8\xff two"}),
             Section("Scores", html="<p><em>30.1</em> dB</p>"),
         ],
     )
@@ -211,7 +222,7 @@ def test_bad_parts_are_named_and_nothing_is_written(tmp_path: Path) -> None:
             title="t",
             run_summary={},
             spectrum=US,
-            extra_sections=[Section("Crops", image=b"hello")],
+            extra_sections=[Section("Crops", images={"ours": b"hello"})],
         )
     with pytest.raises(AnywidthError, match="points"):
         write_report(path, title="t", run_summary={}, spectrum=Spectrum("empty", ()))
@@ -234,6 +245,23 @@ def test_widths_of_equal_channels_are_one_network_and_the_widest_names_the_last(
     assert "2networks" in text
     assert "1.0, 3.2 k" in text
     assert "0.25, 800" in text
+
+
+def test_the_page_names_the_data_and_the_conditions_of_a_latency(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    measured = replace(
+        US, measured_on="2,000 test images", latency_by="onnxruntime", latency_on="a CPU, 1 thread"
+    )
+    write_report(path, title="t", run_summary={}, spectrum=measured)
+    text = Page(path.read_text()).text
+    assert "on 2,000 test images." in text
+    assert "onnxruntime, batch size 1, a CPU, 1 thread" in text
+
+
+def test_a_standard_error_that_is_not_known_leaves_the_data_readable() -> None:
+    metrics = {"score": 1.0, "score_standard_error": math.nan}
+    points = (SpectrumPoint(1.0, ChannelConfig(()), 5, 5, metrics),)
+    assert "NaN" not in interactive_spectrum([Spectrum("PPO", points)], "score", "")
 
 
 def test_one_width_is_one_width(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import command, succeed
-from tiny_study import SETTINGS, STUDY, TINY, tiny_jobs
+from tiny_study import SETTINGS, STUDY, TINY, read_classifier, tiny_jobs
 
 import anywidth as aw
 from anywidth.app.data.arrays import BUNDLED
@@ -35,13 +36,8 @@ from anywidth.app.studies.reporting import facts_of, write_study
 from anywidth.app.studies.study_parts import Study
 from anywidth.app.studies.study_recipes import DATA, study_recipe
 from anywidth.app.studies.tables import collect
-from anywidth.app.studies.trainings import (
-    jobs_of,
-    read_class_count,
-    read_measurement,
-    read_test_image_count,
-)
-from anywidth.app.tasks.classification.task import open_trained
+from anywidth.app.studies.trainings import jobs_of, read_class_count, read_fact
+from anywidth.app.tasks.registry import open_trained
 from anywidth.measuring.width_lists import spectrum_widths
 from anywidth.slimming.norm_statistics import norm_records, uncalibrated_allowed
 
@@ -51,17 +47,20 @@ TABLE = (0.25, 0.5, 0.75, 1.0)
 # ---- what is trained and measured ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("data", DATA)
+CLASSIFIED = [study for study in STUDIES if study.task.name == "classification"]
+
+
+@pytest.mark.parametrize("data", DATA["classification"])
 def test_no_configuration_is_trained_twice(data: str, tmp_path: Path) -> None:
     recipes = {
         network.name: study_recipe(data, network, tmp_path)
         for network in (MOBILENET_V1, MOBILENET_V2)
     }
-    jobs = jobs_of(STUDIES, {study.name: 1 for study in STUDIES}, recipes, tmp_path)
-    assert len({job.name for job in jobs}) == len(jobs) == 27
+    jobs = jobs_of(CLASSIFIED, {study.name: 1 for study in CLASSIFIED}, recipes, tmp_path)
+    assert len({job.name for job in jobs}) == len(jobs) == 33
     assert len({json.dumps(to_json(job.settings)) for job in jobs}) == len(jobs)
     main = jobs_of([STUDY["main"]], {"main": 2}, recipes, tmp_path)
-    assert len(main) == 24
+    assert len(main) == 28
     first = {job.name for job in main if job.settings.seed == 0}
     assert first < {job.name for job in jobs}
     kept = ("model", "epochs", "learning_rate", "weight_decay", "batch_size", "momentum", "cutout")
@@ -79,6 +78,8 @@ def test_epochs_are_told_apart_where_networks_differ(tmp_path: Path) -> None:
     jobs = jobs_of([study], {"main": 1}, recipes, tmp_path)
     both = facts_of(study, jobs, 1, "")["recipe"]
     assert "epochs 80 (mobilenet_v1) and 40 (mobilenet_v2), batches of 512" in both
+    assert "share of it for the last layer 1.0 (mobilenet_v1) and 0.1 (mobilenet_v2)" in both
+    assert both.endswith("US-Net, balanced of MobileNet v2: share of it for the last layer 1.0")
     both_ways = STUDY["drawn-widths"]
     jobs = jobs_of([both_ways], {"drawn-widths": 1}, recipes, tmp_path)
     facts = facts_of(both_ways, jobs, 1, "")
@@ -97,7 +98,7 @@ def test_networks_compared_draw_alike(study: Study) -> None:
         for one in setting.trainings
         if "method" not in dict(one.changes)
     }
-    assert len(drawn) == (2 if study.name in ("drawn-widths", "divisor") else 1)
+    assert len(drawn) == (2 if study.name in ("drawn-widths", "divisor", "search") else 1)
 
 
 def test_every_line_with_numbers_of_the_paper_finds_them() -> None:
@@ -138,32 +139,32 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_measuring_leaves_the_run_as_trained(measured: Path) -> None:
     folder = measured / "runs" / "mobilenet_v1-us-seed-0"
     before = {path: path.read_bytes() for path in folder.glob("*.safetensors")}
-    trained = open_trained(folder, "cpu")
+    trained = open_trained(folder, "cpu", trust=True)
     again = measure(trained, CALIBRATED, MOBILENET_V1)["spectrum"]
     assert [p.width for p in again.points] == spectrum_widths(0.25, 1.0)
-    assert again.points == read_measurement(folder, CALIBRATED, "spectrum").points
+    assert again.points == read_classifier(folder, CALIBRATED).points
     assert {path: path.read_bytes() for path in folder.glob("*.safetensors")} == before
     assert not (folder / "checkpoints").exists()
 
 
 def test_without_post_statistics_the_full_widths_are_cut(measured: Path) -> None:
     folder = measured / "runs" / "mobilenet_v1-us-seed-0"
-    trained = open_trained(folder, "cpu")
-    found = read_measurement(folder, POST_STATISTICS["no post-statistics"][0], "spectrum")
+    trained = open_trained(folder, "cpu", trust=True)
+    found = read_classifier(folder, POST_STATISTICS["no post-statistics"][0])
     for record in norm_records(trained.model).values():
         record.bank.clear()
     for width in TABLE:
         with uncalibrated_allowed(trained.model), aw.at_width(trained.model, width):
             assert trained.evaluate(trained.model) == found.at(width).metrics
-    exact = read_measurement(folder, POST_STATISTICS["exact over all"][0], "spectrum")
+    exact = read_classifier(folder, POST_STATISTICS["exact over all"][0])
     assert any(exact.at(width).metrics != found.at(width).metrics for width in TABLE)
 
 
 def test_an_s_net_is_measured_calibrated_between_its_switches_too(measured: Path) -> None:
     folder = measured / "runs" / "mobilenet_v1-s-seed-0"
-    points = read_measurement(folder, CALIBRATED, "spectrum").points
+    points = read_classifier(folder, CALIBRATED).points
     assert len(points) == 31
-    own = measure(open_trained(folder, "cpu"), AS_TRAINED, MOBILENET_V1)["spectrum"]
+    own = measure(open_trained(folder, "cpu", trust=True), AS_TRAINED, MOBILENET_V1)["spectrum"]
     assert [point.width for point in own.points] == list(TABLE)
 
 
@@ -228,9 +229,10 @@ def test_the_page_says_that_time_is_missing_where_a_training_was_killed(
 def test_findings_know_how_many_classes_and_images_there_were(measured: Path) -> None:
     (job,) = tiny_jobs(STUDY["bn-statistics"], measured)
     assert read_class_count(job) == 10
-    data = open_trained(measured / "runs" / job.name, "cpu").data
+    data = open_trained(measured / "runs" / job.name, "cpu", trust=True).data
     assert data is not None
-    assert read_test_image_count(job) == data.validation.samples
+    found = {read_fact(job, one, "test_images") for one in job.measurements}
+    assert found == {data.validation.samples}
 
 
 @pytest.mark.parametrize("damage", ["no metrics", "no error", "no spectra", "cut short"])
@@ -250,7 +252,7 @@ def test_a_damaged_measurement_is_named_with_a_cure(
     path.parent.mkdir()
     path.write_text(json.dumps(data)[: 100 if damage == "cut short" else None])
     with pytest.raises(aw.AnywidthError) as error:
-        read_measurement(tmp_path, CALIBRATED, "spectrum")
+        read_classifier(tmp_path, CALIBRATED)
     assert str(path) in str(error.value)
 
 
@@ -335,6 +337,8 @@ def test_a_process_that_cannot_write_its_log_says_so(
 ) -> None:
     (tmp_path / "logs").write_bytes(b"")
     jobs = tiny_jobs(STUDY["bn-statistics"], tmp_path)
+    before = dict(os.environ)
     with pytest.raises(aw.AnywidthError, match=r"us-seed-0\.txt"):
         work_through(jobs, parallel=2, report=lambda line: None)
     assert "Traceback" not in capfd.readouterr().err
+    assert dict(os.environ) == before

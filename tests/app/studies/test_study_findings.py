@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Mapping
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-import anywidth as aw
-from anywidth.app.showing.figure_style import style
+from anywidth.app.showing.figure_style import style, write_figures
 from anywidth.app.studies.comparing import Finding, Results, Verdict, compare, judge
-from anywidth.app.studies.definitions import MOBILENET_V2, STUDIES
-from anywidth.app.studies.figures import draw, study_figure
-from anywidth.app.studies.findings import V1, excess_error
-from anywidth.app.studies.gathered import (
-    GATHERED,
-    Row,
-    _spectra,
-    gather,
-    reinforcement_findings,
-    rows_of,
-    super_resolution_findings,
-)
+from anywidth.app.studies.definitions import MOBILENET_V1, MOBILENET_V2, STUDIES
+from anywidth.app.studies.figures import study_figure
+from anywidth.app.studies.findings import BALANCED, V1, excess_error
 from anywidth.app.studies.paper import paper_errors
 from anywidth.app.studies.tables import to_csv, to_markdown
 from anywidth.measuring.spectra import Spectrum, SpectrumPoint
@@ -113,7 +102,7 @@ def test_one_seed_says_no_more_than_its_test_images_can() -> None:
     assert "(one seed, ± 0.43 by the number of test images)" in close.text
     assert compare("Better", results, V1, "one", "third", TABLE).verdict is Verdict.HOLDS
     assert compare("Better", results, V1, "third", "one", TABLE).verdict is Verdict.FAILS
-    same = compare("Better", results, V1, "one", "other", TABLE, same_weights=True)
+    same = compare("Better", results, V1, "one", "other", TABLE, noise=0.0)
     assert same.verdict is Verdict.HOLDS
     assert "(one seed)" in same.text
     assert compare("Better", levels, V1, "one", "other", TABLE).verdict is Verdict.HOLDS
@@ -182,12 +171,27 @@ def test_one_network_at_chance_is_worse_than_one_that_learned() -> None:
     assert compare("", results, V1, "other", "one", TABLE).verdict is Verdict.FAILS
 
 
+def test_findings_of_a_search_follow_the_numbers() -> None:
+    for searched, drawn, verdict in ((9.0, 9.1, Verdict.HOLDS), (9.9, 10.3, Verdict.FAILS)):
+        levels = {"uniform": [10.0], "searched": [searched], "uniform, 512": [10.0],
+                  "searched, 512": [drawn]}  # fmt: skip
+        both = {
+            (network, label): {0: made_up(dict.fromkeys((0.5, 0.7), values[0]), label)}
+            for network in (MOBILENET_V1.name, MOBILENET_V2.name)
+            for label, values in levels.items()
+        }
+        found = STUDY["search"].find(Results(both, {}))
+        assert len(found) == 6
+        assert {finding.verdict for finding in found} == {verdict}
+
+
 def test_findings_of_the_main_table_follow_the_numbers() -> None:
     for error, verdict in ((9.0, Verdict.HOLDS), (11.0, Verdict.FAILS)):
         levels = {"I-Net": [10.0], "S-Net": [10.0], "US-Net": [error]}
+        levels[BALANCED] = [error + (error - 10) / 2]
         both = {**results_of(levels).spectra, **results_of(levels, MOBILENET_V2.name, 0.35).spectra}
         found = STUDY["main"].find(Results(both, {}))
-        assert len(found) == 8
+        assert len(found) == 20
         assert {finding.verdict for finding in found} == {verdict}
 
 
@@ -263,9 +267,10 @@ def test_figures_show_the_spread_of_the_seeds(name: str, tmp_path: Path) -> None
     drawn = []
     for spread in (0.0, 1.0):
         levels = {label: [10.0, 10.0 + spread] for label in labels}
-        written = draw(picture, results_of(levels), tmp_path)
-        assert [path.name for path in written] == [f"{picture.file}.png", f"{picture.file}.svg"]
-        drawn.append(written[1].read_text())
+        results = results_of(levels)
+        write_figures(tmp_path / picture.file, partial(study_figure, picture, results))
+        assert (tmp_path / f"{picture.file}.png").exists()
+        drawn.append((tmp_path / f"{picture.file}.svg").read_text())
     assert drawn[0] != drawn[1]
     assert all(label in drawn[0] for label in picture.labels)
 
@@ -278,155 +283,3 @@ def test_the_whole_spread_is_on_the_axis() -> None:
     # Bars that end on the frame would look cut.
     assert low < 9.0 - 0.02 * 41
     assert high > 50.0 + 0.02 * 41
-
-
-# ---- benchmarks gathered -------------------------------------------------------------------------
-
-
-def rows(values: Mapping[tuple[str, float], float], metric: str) -> list[Row]:
-    return [
-        Row(network, 0, width, round(1000 * width), 10, {metric: value})
-        for (network, width), value in values.items()
-    ]
-
-
-def test_super_resolution_findings_follow_the_numbers() -> None:
-    us, plain, alone = "US-Net", "US-Net without distillation", "I-Net"
-    values = {(alone, 0.5): 35.0, (alone, 1.0): 36.0, (us, 0.5): 34.98, (us, 1.0): 36.1,
-              (plain, 0.5): 34.9, (plain, 1.0): 36.0}  # fmt: skip
-    found = super_resolution_findings(rows(values, "psnr"))
-    verdicts = [Verdict.HOLDS, Verdict.HOLDS, Verdict.FAILS, Verdict.HOLDS, Verdict.HOLDS]
-    assert [finding.verdict for finding in found] == verdicts
-    assert "0.0200 dB below (paper: 0.01 dB below)" in found[0].text
-    assert found[2].text.startswith(f"{plain}: one network for all widths")
-    assert "0.0900 dB above" in found[4].text
-    worse = values | {(us, 0.5): 34.8, (us, 1.0): 35.9}
-    found = super_resolution_findings(rows(worse, "psnr"))
-    assert [finding.verdict for finding in found if finding.text.startswith(f"{us}:")] == [
-        Verdict.FAILS
-    ] * 3
-
-
-@pytest.mark.parametrize(
-    ("gain", "verdict"),
-    [(-0.0004, Verdict.OPEN), (0.04, Verdict.OPEN), (0.06, Verdict.HOLDS), (-0.06, Verdict.FAILS)],
-)
-def test_gains_of_one_seed_within_the_tolerance_are_open(gain: float, verdict: Verdict) -> None:
-    values = {("US-Net", 0.5): 35 + gain, ("US-Net without distillation", 0.5): 35.0}
-    (found,) = super_resolution_findings(rows(values, "psnr"))
-    assert found.verdict is verdict
-
-
-def test_gains_of_several_seeds_are_set_against_their_spread() -> None:
-    plain = "US-Net without distillation"
-    gains = [0.01, 0.02, 0.03]
-    measured = [
-        replace(row, seed=seed)
-        for seed, gain in enumerate(gains)
-        for row in rows({("US-Net", 0.5): 35 + seed + gain, (plain, 0.5): 35.0 + seed}, "psnr")
-    ]
-    (found,) = super_resolution_findings(measured)
-    assert found.verdict is Verdict.HOLDS
-    assert "0.0200 dB above, ± 0.0100," in found.text
-
-
-def test_every_variant_in_the_record_is_judged() -> None:
-    record = Path(__file__).parents[3] / "benchmarks" / "results" / "super_resolution.json"
-    found = super_resolution_findings(rows_of(json.loads(record.read_text()), record))
-    judged: dict[str, list[bool]] = {}
-    for finding in found:
-        name = finding.text.partition(":")[0]
-        judged.setdefault(name, []).append(finding.verdict is Verdict.HOLDS)
-    assert judged.keys() == {
-        "US-Net, l1 distillation",
-        "US-Net, l1 distillation and truth",
-        "US-Net without distillation",
-    }
-    assert judged["US-Net, l1 distillation"] == [False, False, False]
-    assert judged["US-Net, l1 distillation and truth"][:2] == [True, True]
-    assert judged["US-Net without distillation"] == [True, True]
-
-
-def test_reinforcement_findings_follow_the_numbers() -> None:
-    us, alone = "US-Net", "I-Net"
-    values = {(us, 0.25): 9.0, (alone, 0.25): 5.0, (us, 1.0): 9.0, (alone, 1.0): 10.0}
-    found = reinforcement_findings(rows(values, "score"))
-    assert [finding.verdict for finding in found] == [Verdict.HOLDS, Verdict.FAILS]
-    assert "9.0 against 5.0" in found[0].text
-
-
-@pytest.mark.parametrize(
-    ("ours", "verdict"), [(88.0, Verdict.OPEN), (89.0, Verdict.HOLDS), (78.0, Verdict.FAILS)]
-)
-def test_scores_within_their_standard_error_are_open(ours: float, verdict: Verdict) -> None:
-    values = {("US-Net", 1.0): ours, ("I-Net", 1.0): 83.5}
-    errors = {"US-Net": 3.0, "I-Net": 4.0}  # of the difference: 5
-    measured = [
-        replace(row, metrics=row.metrics | {"score_standard_error": errors[row.network]})
-        for row in rows(values, "score")
-    ]
-    (found,) = reinforcement_findings(measured)
-    assert found.verdict is verdict
-    assert "± 5.0" in found.text
-
-
-def test_scores_of_several_seeds_are_set_against_their_spread() -> None:
-    measured = [
-        replace(row, seed=seed)
-        for seed, gain in enumerate((1.0, -1.0, 2.0))
-        for row in rows({("US-Net", 1.0): 9 + gain, ("I-Net", 1.0): 9.0}, "score")
-    ]
-    (found,) = reinforcement_findings(measured)
-    assert found.verdict is Verdict.OPEN
-    assert "± 1.5 over 3 seeds" in found.text
-
-
-def test_a_sliced_network_is_drawn_as_a_control() -> None:
-    names = ("US-Net", "I-Net", "I-Net 1.0, sliced")
-    spectra = _spectra(rows({(name, 0.5): 1.0 for name in names}, "score"))
-    assert [one.kind for one in spectra] == ["us", "i", "control"]
-
-
-def test_records_of_both_benchmarks_are_read(tmp_path: Path) -> None:
-    costs = {"multiply_adds": 100, "parameters": 10}
-    nested = {"network": "i-0.5", "width": 0.5, "channels": 8, **costs, "metrics": {"psnr": 35.0}}
-    flat = {"network": "US-Net", "seed": 2, "width": 0.5, **costs, "score": 3.0}
-    assert rows_of({"rows": [nested, flat]}, tmp_path) == [
-        Row("I-Net", 0, 0.5, 100, 10, {"psnr": 35.0}),
-        Row("US-Net", 2, 0.5, 100, 10, {"score": 3.0}),
-    ]
-    for broken in ({}, {"rows": [{"network": "us"}]}, {"rows": 3}):
-        with pytest.raises(aw.AnywidthError, match="rows"):
-            rows_of(broken, tmp_path)
-
-
-def test_a_benchmarks_record_becomes_a_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    study = next(one for one in GATHERED if one.name == "super-resolution")
-    with pytest.raises(aw.AnywidthError, match=r"benchmarks\.super_resolution") as error:
-        gather(study, Path("out"))
-    file = "super_resolution.json"
-    for place in (f"out/super_resolution/{file}", f"benchmarks/results/{file}"):
-        assert str(tmp_path / place) in str(error.value)
-    assert f"--out {tmp_path / 'out' / 'super_resolution'}" in str(error.value)
-    values = {("bicubic", 1.0): 30.0, ("i-1.0", 1.0): 36.0, ("us", 0.5): 35.0, ("us", 1.0): 36.1}
-    lines = [vars(row) for row in rows(values, "psnr")]
-    lines[0] |= {"width": None, "multiply_adds": None, "parameters": None}
-    folder = tmp_path / "super_resolution"
-    folder.mkdir()
-    record = folder / "super_resolution.json"
-    record.write_text(json.dumps({"commit": "abc", "rows": lines}))
-    page, found = gather(study, tmp_path)
-    text = page.read_text()
-    assert len(found) == 1
-    assert "| US-Net | 0 | 0.5 | 500 | 35.00 |" in text
-    assert "| bicubic | 0 |  |  | 30.00 |" in text
-    assert "- commit: abc" in text
-    assert "0.05 dB" in text
-    drawn = tmp_path / "figure-4-super-resolution.svg"
-    assert "I-Net" in drawn.read_text()
-    record.with_suffix(".svg").write_text("the benchmark's own")
-    gather(study, tmp_path)
-    assert drawn.read_text() == "the benchmark's own"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from anywidth.app.runs.run import Run
-from anywidth.app.studies.pieces import open_run, read_pieces, steps_per_second, train_piece
+from anywidth.app.studies.pieces import open_run, read_pieces, terminated_at, train_piece
 from anywidth.app.tasks.classification.task import ClassificationSettings
 from anywidth.errors import AnywidthError
 
@@ -41,12 +41,12 @@ def test_a_deadline_asks_training_to_stop(tmp_path: Path, request: pytest.Fixtur
         return False
 
     run = open_run(tmp_path / "run", SETTINGS)
-    is_done, piece = train_piece(run, SETTINGS, train_run, time.time() + 0.5)
-    assert not is_done
+    with terminated_at(time.time() + 0.2):
+        assert not train_piece(run, SETTINGS, train_run)
     assert asked == [signal.SIGTERM]
+    (piece,) = read_pieces(run.folder)
     assert piece["steps"] == 0
     assert {"seconds", "commit", "torch", "device"} <= piece.keys()
-    assert read_pieces(run.folder) == [piece]
 
 
 def test_a_piece_that_is_killed_leaves_its_provenance(tmp_path: Path) -> None:
@@ -59,11 +59,9 @@ def test_a_piece_that_is_killed_leaves_its_provenance(tmp_path: Path) -> None:
     run = open_run(tmp_path / "run", SETTINGS)
     with pytest.raises(Kill):
         train_piece(run, SETTINGS, killed)
-    _, piece = train_piece(run, SETTINGS, lambda run, settings: True)
+    assert train_piece(run, SETTINGS, lambda run, settings: True)
     first, second = read_pieces(run.folder)
-    assert second == piece
-    assert first == {**piece, "steps": 0, "seconds": 0.0, "killed": True}
-    assert steps_per_second([first, {"steps": 4, "seconds": 2.0}]) == 2
+    assert first == {**second, "steps": 0, "seconds": 0.0, "killed": True}
 
 
 @pytest.mark.parametrize(
@@ -75,15 +73,8 @@ def test_damaged_pieces_are_named_with_a_cure(tmp_path: Path, text: str) -> None
         read_pieces(tmp_path)
 
 
-def test_nothing_is_begun_after_the_deadline_or_the_end(tmp_path: Path) -> None:
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     run = open_run(tmp_path / "run", SETTINGS)
-    nothing = {"steps": 0, "seconds": 0.0}
-    assert train_piece(run, SETTINGS, never, time.time()) == (False, nothing)
     run.save_final({"model": {}, "statistics": {}}, {"steps": 1})
-    assert train_piece(run, SETTINGS, never) == (True, nothing)
+    assert train_piece(run, SETTINGS, never)
     assert read_pieces(run.folder) == []
-
-
-def test_pace_is_over_all_pieces() -> None:
-    assert steps_per_second([{"steps": 10, "seconds": 4.0}, {"steps": 0, "seconds": 1.0}]) == 2
-    assert steps_per_second([]) == 0

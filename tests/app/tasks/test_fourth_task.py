@@ -22,8 +22,8 @@ from anywidth.app.tasks import registry
 from anywidth.app.tasks.registry import TASKS, Task
 from anywidth.app.tasks.task_settings import TaskSettings
 from anywidth.app.tasks.trained import Trained
-from anywidth.deploying.deployment import Deployment
 from anywidth.measuring.spectra import Metric
+from anywidth.translating.deployment import Deployment
 
 COMMANDS = Path(registry.__file__).parents[1] / "commands"
 
@@ -114,6 +114,8 @@ def test_a_fourth_task_is_trained_measured_reported_and_exported(tmp_path: Path)
     assert "distance" in answer.output
     assert command("export", run, "--width", "0.5", "--out", tmp_path / "sum.pt2").code == 0
     assert "sums" in command("train", "--list").output
+    refused = command("search", run, "--macs", "100", "--device", "cpu")
+    assert "summing" in refused.errors
     refused = command("predict", run, run / "report.html")
     assert "anywidth add_up" in refused.errors
 

@@ -36,7 +36,7 @@ def test_a_network_that_tracked_nothing_misses_every_width() -> None:
 
 
 def test_one_missing_width_means_that_all_are_calibrated() -> None:
-    trained = finished(converted())
+    trained = finished(converted().eval())
     trained.calibrate([0.5, 1.0])
     assert trained.uncalibrated([0.25, 0.5, 1.0]) == [0.25]
     before = norm_mean(trained, 0.5)

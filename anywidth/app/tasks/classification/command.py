@@ -2,38 +2,134 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anywidth.app.showing.output import say
-from anywidth.app.tasks.command_options import Device, RunFolder, Width
+from anywidth.app.showing.output import note, say
+from anywidth.app.tasks.command_options import (
+    Channels,
+    Device,
+    Model,
+    MostMacs,
+    MostParameters,
+    MostTime,
+    RunFolder,
+    Trust,
+    WidthOption,
+)
 from anywidth.errors import AnywidthError
+from anywidth.measuring.heartbeat import working
+
+if TYPE_CHECKING:
+    from anywidth.app.tasks.classification.task import TrainedClassifier
+
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm")
+"""Endings of the files that are taken from a folder."""
 
 
 def predict(
     run: RunFolder,
-    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file.")],
-    width: Width = None,
+    image: Annotated[
+        list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of them.")
+    ],
+    width: WidthOption = None,
+    budget: MostTime = None,
+    max_macs: MostMacs = None,
+    max_parameters: MostParameters = None,
+    channels: Channels = None,
     top: Annotated[int, typer.Option(help="How many classes to print.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON, for programs.")] = False,
     device: Device = "auto",
+    model: Model = None,
+    trust: Trust = False,
 ) -> None:
-    """Classify an image with a trained network at a width of your choice.
+    """Classify images with a trained network at a width of your choice.
 
-    The width must have been calibrated: anywidth calibrate RUN --widths 0.4
+    Give a width, or a budget that chooses the widest width within it. A width
+    without batch-norm statistics is calibrated first, which needs the run's
+    data. Files that cannot be read are named, and the others are classified.
 
-    Example:
+    Examples:
 
       anywidth predict runs/demo shirt.png --width 0.4
+
+      anywidth predict runs/demo photos/ --budget 2ms --json
     """
-    from anywidth.app.tasks.classification import prediction
-    from anywidth.app.tasks.registry import open_only
+    from anywidth.app.tasks.chosen_width import Wanted, ready_width
+    from anywidth.app.tasks.registry import open_only, open_trained
 
     if top < 1:
         raise AnywidthError(f"--top {top}: expected at least 1 class")
-    trained = open_only("classification", run, device)
-    chosen = trained.chosen(width)
+    wanted = Wanted(width, budget, max_macs, max_parameters, channels)
+    with working(f"opening {run}"):
+        opened = open_only("classification", run, device, trust=trust, model=model)
+    trained, chosen = ready_width(
+        opened,
+        wanted,
+        lambda: open_trained(run, device, trust=trust, model=model),
+    )
+    files = list(_files(image))
     with trained.at(chosen):
-        for name, probability in prediction.predict(trained, image, top):
-            say(f"{100 * probability:6.2f} %  {name}")
+        answers = _classified(trained, files, top)
+        if as_json:
+            with working(f"classifying {len(files):,} images"):
+                found = list(answers)
+            shown = chosen if isinstance(chosen, float) else chosen.to_json()
+            typer.echo(json.dumps([{**answer, "width": shown} for answer in found], indent=2))
+        else:
+            found = list(_printed(answers, is_alone=len(files) == 1))
+    failed = [answer for answer in found if "error" in answer]
+    if failed:
+        raise AnywidthError(
+            failed[0]["error"]
+            if len(files) == 1
+            else f"{len(failed)} of {len(files)} images could not be read, the first: "
+            f"{failed[0]['error']}"
+        )
+
+
+def _files(given: Iterable[Path]) -> Iterator[Path]:
+    """The files, and those inside folders that look like images, by name."""
+    for path in given:
+        if not path.is_dir():
+            yield path
+            continue
+        found = (p for p in path.rglob("*") if p.suffix.lower() in IMAGES)
+        inside = sorted(p for p in found if not p.is_dir())
+        if not inside:
+            raise AnywidthError(f"{path}: no image file in this folder")
+        yield from inside
+
+
+def _classified(
+    trained: TrainedClassifier, files: Iterable[Path], top: int
+) -> Iterator[dict[str, Any]]:
+    """Per file its likely classes, or why it cannot be read; a bad file does not end the rest."""
+    from anywidth.app.tasks.classification import prediction
+
+    for path in files:
+        try:
+            likely = prediction.predict(trained, path, top)
+        except AnywidthError as error:
+            yield {"image": str(path), "error": str(error)}
+        else:
+            classes = [{"class": name, "probability": share} for name, share in likely]
+            yield {"image": str(path), "classes": classes}
+
+
+def _printed(answers: Iterable[dict[str, Any]], is_alone: bool) -> Iterator[dict[str, Any]]:
+    for answer in answers:
+        if "error" in answer and not is_alone:
+            note(f"anywidth: {answer['error']}")
+        elif not is_alone:
+            say(answer["image"])
+        for one in answer.get("classes", ()):
+            say(f"{100 * one['probability']:6.2f} %  {one['class']}")
+        yield answer
+
+
+COMMAND = predict

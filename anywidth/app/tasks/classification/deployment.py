@@ -1,4 +1,4 @@
-"""What a classifier hands to a device: a plain network that takes pixels, and images to try."""
+"""A classifier for export: a plain network that takes pixels, and example images."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from anywidth.app.data.arrays import ARRAY_NAMES
 from anywidth.app.data.classification import EVALUATION_RESIZE
+from anywidth.app.tasks.classification.final_state import read_state
 from anywidth.app.tasks.examples import Example, to_pixels
-from anywidth.deploying.deployment import Deployment
+from anywidth.translating.deployment import Deployment
 
 if TYPE_CHECKING:
     from anywidth.app.tasks.classification.task import TrainedClassifier
@@ -36,7 +37,7 @@ class Classifier(nn.Module):
 
 
 def deployed_classifier(trained: TrainedClassifier) -> Deployment:
-    state = trained.run.state()
+    state = read_state(trained.run)
     return Deployment(
         (torch.rand(2, *state["input_shape"]),),
         ("images",),
@@ -50,10 +51,10 @@ def deployed_classifier(trained: TrainedClassifier) -> Deployment:
 
 
 def _cropping(trained: TrainedClassifier) -> dict[str, str]:
-    """Photographs are cut to size, as validation does; small images are taken whole."""
+    """How a client prepares images: photos are cropped as in validation, small images are not."""
     if trained.settings.data in ARRAY_NAMES:
         return {}
-    height = trained.run.state()["input_shape"][1]
+    height = read_state(trained.run)["input_shape"][1]
     return {"shorter_side": str(round(height * EVALUATION_RESIZE))}
 
 

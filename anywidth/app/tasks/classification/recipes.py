@@ -1,6 +1,6 @@
-"""Ready settings: `anywidth train NAME` runs one, and its options change any field.
+"""Ready settings: `anywidth train NAME` uses one, and options change any field.
 
-Each says its command, what it takes and what to expect.
+Each docstring has the command, the time it takes and the result to expect.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from anywidth.app.tasks.classification.settings import ClassificationSettings
 
-# MobileNet v2 and its range of widths in the paper.
+# MobileNet v2 with the widths of the paper.
 V2: dict[str, Any] = {
     "model": "mobilenet_v2",
     "low": 0.35,
@@ -19,21 +19,26 @@ V2: dict[str, Any] = {
 
 
 def fashion_mnist_demo() -> ClassificationSettings:
-    """US-MobileNet v1 on 10,000 bundled Fashion-MNIST images: the default, for two CPU cores.
+    """US-MobileNet v1 with half of its channels on 10,000 bundled Fashion-MNIST images.
 
-    Command: `anywidth train` (or `make run`). It trains for 5 to 6 minutes on two cores; top-1
-    error 15.8 % at width 0.25 and 14.0 % at 1.0 (mean of three seeds, `benchmarks/demo.py`). In so
-    short a schedule soft labels alone were worse: narrow widths learn from half true ones too.
+    The default, for two CPU cores. Command: `anywidth train` (or `make run`). Widths from 0.1 to
+    1.0 span a factor of 67 in multiply-adds, so that its curve shows what a width costs and gains.
+    The losses of the widths are balanced and the labels of narrow widths are half true, because
+    the paper's sum and soft labels alone are worse in so short a time.
     """
     return ClassificationSettings(
         model="mobilenet_v1",
+        multiplier=0.5,
         total_stride=16,
+        low=0.1,
+        divisor=2,
         data="bundled",
-        epochs=6,
+        epochs=10,
         batch_size=64,
-        learning_rate=0.05,
+        learning_rate=0.1,
         warmup_epochs=0.5,
         weight_decay=1e-3,
+        weights="balanced",
         truth=0.5,
         crop_padding=2,
         calibration_samples=2000,
@@ -41,12 +46,12 @@ def fashion_mnist_demo() -> ClassificationSettings:
 
 
 def cifar10_mobilenet_v1() -> ClassificationSettings:
-    """US-MobileNet v1 on CIFAR-10, strides dropped for 32 px (total stride 8), for a GPU.
+    """US-MobileNet v1 on CIFAR-10, with total stride 8 for 32 px, for a GPU.
 
     Command: `anywidth train cifar10_mobilenet_v1 --data-dir DIR`. 7,760 steps of 15 ms on an
     H200. The full width has 5.6 % top-1 error (5.5 % trained alone, `--method i`) and width 0.25
-    has 8.1 % (8.6 %, `--method i --width 0.25`), three seeds each. How it was tuned is in
-    `docs/results.md`.
+    has 8.1 % (8.6 %, `--method i --width 0.25`), three seeds each. `docs/results.md` says how it
+    was tuned.
     """
     return ClassificationSettings(
         model="mobilenet_v1",
@@ -66,15 +71,15 @@ def cifar10_mobilenet_v1() -> ClassificationSettings:
 
 
 def cifar10_mobilenet_v2() -> ClassificationSettings:
-    """US-MobileNet v2 on CIFAR-10 with v1's settings but for the classifier, from 0.35, 40 epochs.
+    """US-MobileNet v2 on CIFAR-10 from width 0.35, 40 epochs, with a slower classifier, for a GPU.
 
     Its total stride is 8 too, but the stage with 24 channels, whose expansions are the largest,
-    already works at half the resolution; that saves a quarter of the memory traffic. A step still
-    takes 1.4 times as long as v1's, which is why there are half as many epochs.
+    already has half the resolution, which saves a quarter of the memory traffic. A step still takes
+    1.4 times as long as a step of v1, so there are half as many epochs.
 
-    The classifier reads 1,280 channels at every width and gets the gradients of four of them; at
-    the full learning rate US-Nets collapse in the first steps, at a tenth of it they do not, and
-    I-Nets do no worse (`docs/results.md`).
+    The classifier reads 1,280 channels at every width and gets the gradients of four widths. At the
+    full learning rate US-Nets collapse in the first steps; at a tenth of it they do not, and I-Nets
+    are no worse (`docs/results.md`).
 
     Command: `anywidth train cifar10_mobilenet_v2 --data-dir DIR`. Measured with three seeds: 7.9 %
     top-1 error at 1.0 and 9.6 % at 0.35; trained alone (`--method i`), 7.6 % and 10.1 %.

@@ -1,7 +1,7 @@
-"""Image classification: one network trained for all widths, and the baselines beside it.
+"""Image classification: one network trained for all widths, and its baselines.
 
 The same code trains a universally slimmable network (US-Net), a slimmable one with a few switches
-(S-Net) and an individually trained one (I-Net); `ClassificationSettings.method` says which.
+(S-Net) and an individually trained one (I-Net), by `ClassificationSettings.method`.
 """
 
 from __future__ import annotations
@@ -11,47 +11,62 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anywidth.app.data.augment import Augmentation
-from anywidth.app.data.classification import ClassificationData, Loader, load_classification
-from anywidth.app.model_spec import load_model
-from anywidth.app.runs.loop import RATE_SHARE, Training, load_weights, save_final, train
+from anywidth.app.data.classification import ClassificationData, Epochs, load_classification
+from anywidth.app.data.order import ImageLoader
+from anywidth.app.runs.loop import Training, load_final, save_final, train
 from anywidth.app.runs.run import Run
+from anywidth.app.runs.schedules import scheduled_rate
 from anywidth.app.tasks.classification.command import predict
 from anywidth.app.tasks.classification.deployment import classifier_examples, deployed_classifier
+from anywidth.app.tasks.classification.final_state import read_state
+from anywidth.app.tasks.classification.logits import check_logits
+from anywidth.app.tasks.classification.networks import build_model
+from anywidth.app.tasks.classification.optimization import (
+    PRECISIONS,
+    clipping_of,
+    distillation_of,
+    loss_of,
+    make_optimizer,
+)
 from anywidth.app.tasks.classification.recipes import RECIPES
 from anywidth.app.tasks.classification.settings import ClassificationSettings
+from anywidth.app.tasks.classification.tuning_checks import check_tuning
 from anywidth.app.tasks.examples import Example
-from anywidth.app.tasks.independent import built_alone
+from anywidth.app.tasks.judging import Judging
 from anywidth.app.tasks.registry import Task
+from anywidth.app.tasks.starting_weights import start_with_weights
+from anywidth.app.tasks.task_settings import read_settings
 from anywidth.app.tasks.trained import Trained
-from anywidth.deploying.deployment import Deployment
-from anywidth.distributed import local_device, rank, sum_over_ranks, world_size
+from anywidth.distributed import barrier, local_device, rank, sum_over_ranks, world_size
 from anywidth.errors import AnywidthError
 from anywidth.measuring.progress import training_progress
-from anywidth.measuring.spectra import Metric
-from anywidth.models.building import initialize
-from anywidth.slimming.convert import at_width, plan_of, slimmable, track_statistics
-from anywidth.slimming.switchable import add_private_affine
-from anywidth.training.calibration import calibrate, load_statistics, statistics_to_tensors
-from anywidth.training.distillation import soft_cross_entropy
+from anywidth.measuring.spectra import STANDARD_ERROR, Metric, standard_error_of_share
+from anywidth.slimming.convert import at_width, plan_of
+from anywidth.training.calibration import calibrate
 from anywidth.training.gpu.fast_layers import use_kernels
+from anywidth.training.norm_tuning import tune_norms
+from anywidth.training.statistics_state import statistics_to_tensors
 from anywidth.training.step import SandwichStep, StepResult
+from anywidth.translating.deployment import Deployment
+from anywidth.width import Width
 
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_JUDGED = 2000
+"""The most images that a search judges a network by, and calibrates finalists with."""
 
-# ---- data, network, optimiser --------------------------------------------------------------------
+# ---- data ----------------------------------------------------------------------------------------
 
 
 def load_data(
     settings: ClassificationSettings, device: torch.device, *, shared: bool = False
 ) -> ClassificationData:
-    """The data of a configuration; `shared` gives each rank its part of every batch."""
+    """The data of a run; with `shared`, each rank gets its part of every batch."""
     augmentation: Any = Augmentation(settings.flip, settings.crop_padding, cutout=settings.cutout)
     if settings.data not in ("bundled", "fashion_mnist", "cifar10", "cifar100"):
         from anywidth.app.data.folder_images import FolderAugmentation
@@ -72,13 +87,14 @@ def load_data(
         limit=settings.limit,
         validation=settings.validation,
         skip_corrupt=settings.skip_corrupt,
+        held_out=settings.held_out,
     )
 
 
 def calibration_images(
     data: ClassificationData, settings: ClassificationSettings, samples: int | None = None
 ) -> Any:
-    """Training images for batch-norm statistics; `samples` of them at random, or all."""
+    """Training images for batch-norm statistics: `samples` random ones, or all."""
     loader: Any = data.calibration
     if settings.calibration_augmented:
         size = settings.evaluation_batch_size
@@ -90,110 +106,35 @@ def calibration_images(
     return loader.subset(samples, seed=settings.seed, augmented=True)
 
 
-def build_model(
-    settings: ClassificationSettings, classes: int, input_shape: tuple[int, int, int]
-) -> nn.Module:
-    """The converted network of a configuration, with its initial weights."""
-    torch.manual_seed(settings.seed)
-    options: dict[str, Any] = {"num_classes": classes}
-    if ":" not in settings.model:
-        options["in_channels"] = input_shape[0]
-        if settings.total_stride is not None:
-            options["total_stride"] = settings.total_stride
-        if settings.strides is not None:
-            options["strides"] = settings.strides
-    model = load_model(settings.model, **options)
-    example = torch.randn(2, *input_shape)
-    # Built for its width alone, its initial weights know their own fan-out.
-    model, widths = built_alone(model, example, settings, initialize)
-    slimmable(model, None, widths, example_input=example, average_outputs=settings.average_outputs)
-    if settings.method == "s":
-        for width in settings.switches:
-            track_statistics(model, width)
-        if settings.private_affine:
-            add_private_affine(model, settings.switches)
-    return to_channels_last(model)
-
-
-def to_channels_last(model: nn.Module) -> nn.Module:
-    """The memory layout that convolutions are fastest in, on a CPU too."""
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-def make_optimizer(model: nn.Module, settings: ClassificationSettings) -> torch.optim.Optimizer:
-    """SGD; weight decay on linear weights and on convolutions that are not depthwise.
-
-    The last layer, which is the classifier of most networks, may have a learning rate of its own.
-    """
-    layers = [module for module in model.modules() if isinstance(module, _LAYERS)]
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {
-        (settings.weight_decay, 1.0): [],
-        (0.0, 1.0): [],
-    }
-    seen: set[nn.Parameter] = set()
-    for module in model.modules():
-        share = settings.head_rate if layers and module is layers[-1] else 1.0
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter in seen:  # tied: it belongs to the first that has it
-                continue
-            seen.add(parameter)
-            is_depthwise = isinstance(module, nn.Conv2d) and 1 < module.groups == module.in_channels
-            is_decayed = isinstance(module, _LAYERS) and name == "weight" and not is_depthwise
-            decay = settings.weight_decay if is_decayed else 0.0
-            groups.setdefault((decay, share), []).append(parameter)
-    return torch.optim.SGD(
-        [
-            {"params": parameters, "weight_decay": decay, RATE_SHARE: share}
-            for (decay, share), parameters in groups.items()
-            if parameters
-        ],
-        lr=settings.learning_rate,
-        momentum=settings.momentum,
-        nesterov=settings.momentum > 0,
-        fused=all(parameter.is_cuda for parameter in model.parameters()) or None,
-    )
-
-
-def learning_rate(step: int, total: int, warmup: int, highest: float) -> float:
-    """Linear to zero over all steps, after a linear rise if there is one."""
-    if step < warmup:
-        return highest * (step + 1) / warmup
-    return highest * (total - step) / max(1, total - warmup)
-
-
-_PRECISIONS: dict[str, torch.dtype | Literal["auto"] | None] = {
-    "auto": "auto",
-    "float32": None,
-    "bfloat16": torch.bfloat16,
-}
-
-
 # ---- training ------------------------------------------------------------------------------------
 
 
 def train_run(run: Run, settings: ClassificationSettings) -> bool:
-    """Trains until the last epoch, or an interrupt (then false); resumes where the run left off."""
+    """Train or resume a run until its last epoch; false if it was interrupted."""
     device = local_device(settings.device)
     data = load_data(settings, device, shared=True)
-    model = build_model(settings, len(data.classes), data.input_shape).to(device)
-    has_teacher = settings.method == "us" and settings.rule in ("sandwich", "max+random")
-    distill = partial(soft_cross_entropy, temperature=settings.temperature)
-    step = SandwichStep(
-        model,
-        make_optimizer(model, settings),
-        partial(F.cross_entropy, label_smoothing=settings.label_smoothing),
-        distill if settings.distill and has_teacher else None,
-        settings.sampling(),
-        truth=settings.truth,
-        autocast=_PRECISIONS[settings.precision],
-        # Configurations that never come again are not worth capturing.
-        engine="eager" if settings.nonuniform and settings.lattice is None else "auto",
-        kernels=settings.kernels,
+    run.keep_data(data.facts())
+    if len(data.classes) < 2:
+        raise AnywidthError(
+            f"the data has only one class, {data.classes[0]!r}: expected at least two folders of "
+            "images in train/"
+        )
+    if rank() == 0:
+        data.check_files(skip_corrupt=settings.skip_corrupt, remember=run.is_kept)
+    barrier()
+    model = build_model(
+        settings, len(data.classes), data.input_shape, is_new=not run.has_checkpoint
     )
+    if ":" in settings.model:  # the zoo's networks are known
+        check_logits(model, len(data.classes), data.input_shape, settings.model)
+    model.to(device)
+    start_with_weights(run, model, settings)
+    step = make_step(model, settings)
     if settings.lattice is not None and settings.method == "us" and device.type == "cuda":
-        # No configuration is met for the first time in the middle of training.
+        # Capture all configurations before training.
         images, labels = next(iter(data.train.epoch(0)))
-        step.warm_up(plan_of(model).lattice(settings.lattice)[::-1], images, labels)
+        plan, drawn = plan_of(model), settings.sampling().configurations(model)
+        step.warm_up([plan.widest, *reversed(drawn), plan.narrowest], images, labels)
     total = settings.epochs * len(data.train)
     warmup = round(settings.warmup_epochs * len(data.train))
     training = Training(
@@ -201,7 +142,9 @@ def train_run(run: Run, settings: ClassificationSettings) -> bool:
         step,
         data.train,
         settings.epochs,
-        lambda number: learning_rate(number, total, warmup, settings.learning_rate),
+        lambda number: scheduled_rate(
+            number, total, warmup, settings.learning_rate, settings.schedule
+        ),
         _measure,
         partial(_validate, model, data.validation, settings),
         settings.validate_every,
@@ -210,6 +153,10 @@ def train_run(run: Run, settings: ClassificationSettings) -> bool:
     )
     if not train(training):
         return False
+    if step.ema is not None:
+        # Of all ranks' images: each rank computes the same statistics.
+        whole = data if world_size() == 1 else load_data(settings, device)
+        step.ema.copy_to(model, calibration_images(whole, settings, settings.calibration_samples))
     state = {
         "steps": step.count,
         "classes": list(data.classes),
@@ -221,8 +168,25 @@ def train_run(run: Run, settings: ClassificationSettings) -> bool:
     return True
 
 
+def make_step(model: nn.Module, settings: ClassificationSettings) -> SandwichStep:
+    return SandwichStep(
+        model,
+        make_optimizer(model, settings),
+        loss_of(settings),
+        distillation_of(settings),
+        settings.sampling(),
+        truth=settings.truth,
+        **settings.step_options(),
+        autocast=PRECISIONS[settings.precision],
+        # Configurations that are never drawn again are not worth capturing.
+        engine="eager" if settings.nonuniform and settings.lattice is None else "auto",
+        kernels=settings.kernels,
+        after_backward=clipping_of(model, settings),
+    )
+
+
 def _measure(result: StepResult, labels: Tensor) -> dict[str, Tensor]:
-    """Loss and accuracy on the batch, at the widest and the narrowest width of the step."""
+    """Loss and accuracy of the batch, at the widest and the narrowest width of the step."""
     sizes = [sum(n for _, n in config.items()) for config in result.widths]
     ends = {"max": sizes.index(max(sizes)), "min": sizes.index(min(sizes))}
     if len(sizes) == 1:
@@ -236,7 +200,7 @@ def _measure(result: StepResult, labels: Tensor) -> dict[str, Tensor]:
 
 
 def _ends(settings: ClassificationSettings) -> dict[str, float]:
-    """The widths whose statistics are tracked while training, by the name they are logged under."""
+    """The widths whose statistics are tracked in training, by their name in the log."""
     if settings.method == "i":
         return {"max": settings.width}
     if settings.method == "s":
@@ -247,7 +211,7 @@ def _ends(settings: ClassificationSettings) -> dict[str, float]:
 
 
 def _validate(
-    model: nn.Module, loader: Loader, settings: ClassificationSettings
+    model: nn.Module, loader: ImageLoader, settings: ClassificationSettings
 ) -> dict[str, float]:
     values = {}
     model.eval()
@@ -262,10 +226,11 @@ def _validate(
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, loader: Loader) -> dict[str, float]:
-    """Errors in percent and loss over a loader, at the width the network is set to.
+def evaluate(model: nn.Module, loader: ImageLoader, *, alone: bool = False) -> dict[str, float]:
+    """Errors in percent with their standard errors, and loss over a loader, at the current width.
 
-    With several ranks all must call it; each may have its part of the batches, or all of them.
+    With several ranks, all must call it, unless it is for this rank `alone`; each may have its part
+    of the batches or all of them.
     """
     device = next(model.parameters()).device
     totals = torch.zeros(4, dtype=torch.float64, device=device)
@@ -282,17 +247,23 @@ def evaluate(model: nn.Module, loader: Loader) -> dict[str, float]:
                 torch.full((), len(labels), device=device),
             ]
         )
-    top1, top5, loss, count = sum_over_ranks(totals).tolist()
-    return {
-        "top1_error": 100 * (1 - top1 / count),
-        "top5_error": 100 * (1 - top5 / count),
-        "loss": loss / count,
+    top1, top5, loss, count = (totals if alone else sum_over_ranks(totals)).tolist()
+    if count == 0:
+        raise AnywidthError(
+            "no validation image could be read: all of them are corrupt; replace them, or hold out "
+            "training images with --validation split"
+        )
+    errors = {"top1_error": 100 * (1 - top1 / count), "top5_error": 100 * (1 - top5 / count)}
+    spread = {
+        name + STANDARD_ERROR: standard_error_of_share(error, count)
+        for name, error in errors.items()
     }
+    return {**errors, "loss": loss / count, **spread}
 
 
 @dataclass(frozen=True)
 class TrainedClassifier(Trained):
-    """A finished run: its network as trained, with its statistics, and its data if asked for."""
+    """A finished run: its trained network with statistics, and its data if loaded."""
 
     settings: ClassificationSettings
     data: ClassificationData | None
@@ -308,17 +279,35 @@ class TrainedClassifier(Trained):
         "validation_error": "validation error, %",
     }
 
-    def calibrate(
-        self, widths: Sequence[float], samples: int | None = None, method: str | None = None
-    ) -> int:
-        """Computes statistics for some widths, saves them with the run, and returns over how many.
+    def judging(self, seed: int = 0) -> Judging:
+        """By the loss, which is smoother than the error, on images kept out of training if any."""
+        data = self._loaded()
+        count = min(data.judging.samples, _JUDGED)
+        images = data.judging.subset(
+            count, seed, batch_size=min(count, self.settings.evaluation_batch_size)
+        )
+        kept = "kept out of training" if data.is_held_out else "that it was trained with"
+        samples = min(self.settings.calibration_samples or _JUDGED, data.train.samples)
+        has_norms = self.has_statistics
+        return Judging(
+            partial(evaluate, loader=images, alone=True),
+            "loss",
+            f"{count:,} training images {kept}",
+            data.is_held_out,
+            calibration_images(data, self.settings, samples) if has_norms else None,
+        )
 
-        With several ranks all must call it: the widths are shared out.
+    def calibrate(
+        self, widths: Sequence[Width], samples: int | None = None, method: str | None = None
+    ) -> int:
+        """Compute statistics for some widths and save them; returns the number of images.
+
+        With several ranks, all must call it: the widths are divided among them.
         """
         if samples is None:
             samples = self.settings.calibration_samples
         if samples is not None and samples < 2:
-            raise AnywidthError(f"samples={samples}: batch statistics need at least 2")
+            raise AnywidthError(f"--samples {samples}: batch statistics need at least 2")
         loader = calibration_images(self._loaded(), self.settings, samples)
         chosen: Any = method or self.settings.calibration_method
         own = [self.own_width(width) for width in widths]
@@ -338,8 +327,34 @@ class TrainedClassifier(Trained):
             self.run.save_statistics(*statistics, model=self.model.state_dict())
         return int(loader.samples)
 
+    def tune(self, widths: Sequence[float], epochs: int, learning_rate: float) -> int:
+        """Tune scales and biases for some widths as narrower widths were trained, and save them."""
+        settings, data = self.settings, self._loaded()
+        check_tuning(self, widths, epochs, learning_rate)
+        loader = Epochs(data.train)
+        with training_progress(epochs * len(loader), description="tuning") as shown:
+            tune_norms(
+                self.model,
+                loader,
+                [self.own_width(width) for width in widths],
+                loss_of(settings),
+                distillation_of(settings),
+                epochs=epochs,
+                learning_rate=learning_rate,
+                truth=settings.truth,
+                calibration=calibration_images(data, settings, settings.calibration_samples),
+                progress=shown.update,
+            )
+        self.run.save_statistics(*statistics_to_tensors(self.model))
+        return epochs * data.train.samples
+
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         return evaluate(model, self._loaded().validation)
+
+    @property
+    def measured_on(self) -> str:
+        kind = "held-out" if self.settings.validation == "split" else "test"
+        return f"{self._loaded().validation.samples:,} {kind} images of {self.settings.trained_on}"
 
     def deployment(self) -> Deployment:
         return deployed_classifier(self)
@@ -359,22 +374,22 @@ def open_trained(
     with_data: bool = True,
     settings: ClassificationSettings | None = None,
 ) -> TrainedClassifier:
-    """Loads a finished run for calibrating, evaluating or predicting.
+    """Load a finished run to calibrate, evaluate or predict.
 
-    A `settings` given stands for the run's own: its data may lie elsewhere by now.
+    `settings` replace the run's own, for data that has moved.
     """
     run = Run.open_finished(folder, writing=rank() == 0)
-    settings = settings or run.read_settings(ClassificationSettings)
+    settings = settings or read_settings(run, ClassificationSettings)
     place = local_device(device)
-    state = run.state()
-    channels, height, width = state["input_shape"]
-    model = build_model(settings, len(state["classes"]), (channels, height, width))
-    load_weights(model, run.model_tensors(), run.folder)
-    load_statistics(model, *run.load_part("statistics"))
+    state = read_state(run)
+    model = build_model(settings, len(state["classes"]), state["input_shape"])
+    load_final(model, run)
     model.to(place).eval()
     if place.type == "cuda":
-        use_kernels(model, settings.kernels)  # else every new width would cost seconds
+        use_kernels(model, settings.kernels)  # otherwise every new width costs seconds
     data = load_data(settings, place) if with_data else None
+    if data is not None:
+        run.check_data(data.facts(), {"classes": state["classes"]})
     return TrainedClassifier(run, settings, model, data)
 
 

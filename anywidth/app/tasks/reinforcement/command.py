@@ -7,35 +7,60 @@ from typing import Annotated
 
 import typer
 
-from anywidth.app.showing.output import console, say
-from anywidth.app.tasks.command_options import Device, RunFolder, Width
+from anywidth.app.showing.output import say
+from anywidth.app.tasks.command_options import (
+    Channels,
+    Device,
+    MostMacs,
+    MostParameters,
+    MostTime,
+    RunFolder,
+    Trust,
+    WidthOption,
+)
+from anywidth.measuring.heartbeat import working
 
 MOST_RECORDED = 3_000
-"""Steps of a recording: over three minutes of Atari, in 300 MB of memory."""
+"""Default length of a recording: over three minutes of Atari, 300 MB of memory."""
 
 
 def play(
     run: RunFolder,
-    width: Width = None,
+    width: WidthOption = None,
+    budget: MostTime = None,
+    max_macs: MostMacs = None,
+    max_parameters: MostParameters = None,
+    channels: Channels = None,
     out: Annotated[
-        Path, typer.Option("--out", "--video", help="What to write: .gif, or .mp4 with ffmpeg.")
+        Path, typer.Option("--out", "--video", help="The file to write: .gif, or .mp4 with ffmpeg.")
     ] = Path("game.gif"),
-    seed: Annotated[int, typer.Option(help="Of the game; another one is another game.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the game.")] = 0,
     greedy: Annotated[
-        bool, typer.Option("--greedy/--sampled", help="Take the likeliest action, or draw one.")
+        bool,
+        typer.Option(
+            "--greedy/--sampled", help="Take the likeliest action, or draw one by its probability."
+        ),
     ] = False,
     most_steps: Annotated[
-        int, typer.Option(min=1, help="A longer game is cut after so many.")
+        int, typer.Option(min=1, help="Largest number of steps of the recording.")
     ] = MOST_RECORDED,
     device: Device = "auto",
+    trust: Trust = False,
 ) -> None:
-    """Play a game with a trained policy at a width of your choice, and record it.
+    """Play a game with a trained network at a width of your choice, and record it.
 
-    Example:
+    The recording is a GIF, or an MP4 video if ffmpeg is installed. Play the same
+    --seed at several widths to see what they can do.
+
+    Examples:
 
       anywidth play runs/rl --width 0.4 --out game.gif
+
+      anywidth play runs/rl --greedy --out best.mp4
     """
-    from anywidth.app.tasks.registry import open_only
+    from anywidth.app.showing.spectrum_tables import format_width
+    from anywidth.app.tasks.chosen_width import Wanted, ready_width
+    from anywidth.app.tasks.registry import open_only, open_trained
     from anywidth.app.tasks.reinforcement.environments.recording import (
         check_video_path,
         save_recording,
@@ -43,9 +68,11 @@ def play(
     from anywidth.app.tasks.reinforcement.playing import record_game
 
     check_video_path(out)
-    trained = open_only("reinforcement", run, device)
-    chosen = trained.chosen(width)
-    with trained.at(chosen), console.status(f"Playing at width {chosen}"):
+    with working(f"opening {run}"):
+        opened = open_only("reinforcement", run, device, trust=trust)
+    wanted = Wanted(width, budget, max_macs, max_parameters, channels)
+    trained, chosen = ready_width(opened, wanted, lambda: open_trained(run, device, trust=trust))
+    with trained.at(chosen), working(f"playing at width {format_width(chosen)}"):
         game = record_game(
             trained.model,
             trained.settings.environment,
@@ -54,4 +81,8 @@ def play(
             most_steps=most_steps,
         )
         save_recording(game, out)
-    say(f"Score {game.score:g} in {len(game.frames)} steps at width {chosen}. Written: {out}")
+    at = f"at width {format_width(chosen)}"
+    say(f"Score {game.score:g} in {len(game.frames)} steps {at}. Written: {out}")
+
+
+COMMAND = play

@@ -1,4 +1,4 @@
-"""What a policy hands to a device: how its network is called, and situations to try."""
+"""A policy for export: its network with inputs and outputs, and example observations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from anywidth.app.tasks.examples import Example
 from anywidth.app.tasks.reinforcement.environments import make_environment
-from anywidth.deploying.deployment import Deployment
+from anywidth.translating.deployment import Deployment
 
 if TYPE_CHECKING:
     from anywidth.app.tasks.reinforcement.task import TrainedPolicy
@@ -35,7 +35,7 @@ def deployed_policy(trained: TrainedPolicy) -> Deployment:
 
 
 def policy_examples(trained: TrainedPolicy) -> list[Example]:
-    """Moments of a game that is played at random."""
+    """Observations from a random game."""
     environment = make_environment(
         trained.settings.environment, 1, seed=0, training=False, rendered=True
     )

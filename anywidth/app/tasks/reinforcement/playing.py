@@ -1,4 +1,4 @@
-"""Playing full games with a trained policy: how well it scores, and how that looks."""
+"""Play full games with a trained policy: scores and recordings."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from anywidth.app.tasks.reinforcement.command import MOST_RECORDED
 from anywidth.app.tasks.reinforcement.environments import make_environment
 from anywidth.app.tasks.reinforcement.environments.recording import Recording
 from anywidth.errors import AnywidthError
-from anywidth.seeds import derive_seed
+from anywidth.training.seeds import derive_seed
 
 Policy = Callable[[Tensor], Any]
-"""From observations to logits, or to a tuple that begins with them as a network's output does."""
+"""Observations → logits, or a tuple that starts with logits, as a network returns."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class GameScores:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean; 0 for a single game, which cannot tell."""
+        """Standard error of the mean; 0 for a single game."""
         if len(self.scores) < 2:
             return 0.0
         return statistics.stdev(self.scores) / math.sqrt(len(self.scores))
@@ -52,20 +52,20 @@ def play_games(
     most_steps: int | None = None,
     threads: int | None = None,
 ) -> GameScores:
-    """Plays `games` full games and returns their true scores.
+    """Play `games` full games and return their true scores.
 
-    How many games each environment plays is set before they begin. To take those that are over
-    first would favour short ones, which are the bad ones.
+    The number of games per environment is fixed in advance. Taking the first games that end would
+    favour short games, which are the bad ones.
 
     Args:
-        policy: at the width it is to play at.
-        environment_name: as for `make_environment`.
-        games: how many scores to return.
-        seed: of the games and of the actions drawn; the same gives the same games.
-        greedy: always take the likeliest action, instead of drawing one by its probability.
-        count: environments that play side by side, at most.
-        most_steps, threads: as for `make_environment`. A greedy policy that does not start the
-            ball waits until `most_steps`.
+        policy: the network, set to a width.
+        environment_name: as in `make_environment`.
+        games: number of scores to return.
+        seed: of the games and of the drawn actions; equal seeds give equal games.
+        greedy: always take the likeliest action instead of drawing one by its probability.
+        count: largest number of environments side by side.
+        most_steps, threads: as in `make_environment`. A greedy policy that does not start the ball
+            waits until `most_steps`.
 
     Example:
         >>> with anywidth.at_width(model, 0.25):
@@ -102,11 +102,9 @@ def record_game(
     greedy: bool,
     most_steps: int = MOST_RECORDED,
 ) -> Recording:
-    """Plays one game and keeps the screen of every step: in colour, as a person would see it.
+    """Play one game and keep the screen of every step, in colour; a longer game is cut off.
 
-    Args:
-        policy, environment_name, seed, greedy: as for `play_games`.
-        most_steps: a longer game is cut.
+    Arguments are as in `play_games`.
     """
     environment = make_environment(
         environment_name, 1, seed, training=False, most_steps=most_steps, rendered=True
@@ -124,7 +122,7 @@ def record_game(
 
 
 class Actor:
-    """Turns observations into actions; what it draws depends on its seed alone."""
+    """Turns observations into actions; its draws depend only on its seed."""
 
     def __init__(self, policy: Policy, actions: int, seed: int, greedy: bool) -> None:
         parameters = policy.parameters() if isinstance(policy, nn.Module) else iter(())
@@ -141,14 +139,14 @@ class Actor:
         if logits.shape != (len(observations), self._actions):
             raise AnywidthError(
                 f"the policy returned logits of shape {tuple(logits.shape)}: expected "
-                f"{(len(observations), self._actions)}, {self._actions} actions for each of "
+                f"{(len(observations), self._actions)}: {self._actions} actions for each of "
                 f"{len(observations)} environments"
             )
         preferences = logits.double().cpu().numpy()
         if np.isnan(preferences).any():
             raise AnywidthError("the policy returned NaN: it diverged; load an earlier checkpoint")
         if not self._greedy:
-            # The largest of logits plus Gumbel noise is a draw by their probabilities.
+            # The argmax of logits plus Gumbel noise is a draw by their probabilities.
             preferences = preferences + self._chance.gumbel(size=preferences.shape)
         chosen: np.ndarray = preferences.argmax(1)
         return chosen

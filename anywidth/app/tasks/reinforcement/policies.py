@@ -15,38 +15,32 @@ from anywidth.models.atari_cnn import ActorCritic, atari_cnn, minatar_cnn, mlp_p
 from anywidth.slimming.convert import slimmable
 
 LEAST_PIXELS = 36
-"""Smaller pictures are boards, whose cells are things and not pixels."""
+"""Smaller images are boards, whose cells are objects, not pixels."""
 
 
 def build_model(settings: ReinforcementSettings, actions: int, shape: tuple[int, ...]) -> nn.Module:
-    """The converted network of a configuration, with its initial weights.
-
-    Args:
-        settings: of the run.
-        actions: how many the environment offers.
-        shape: of one observation.
-    """
+    """The converted network of a run, with its initial weights; `shape` is of one observation."""
     torch.manual_seed(settings.seed)
     model: nn.Module = network_for(actions, shape)
     example = torch.rand(2, *shape)
-    # Built for its width alone: orthogonal weights do not stay so when cut.
+    # Built for its width, because a slice of orthogonal weights is not orthogonal.
     model, widths = built_alone(model, example, settings, ActorCritic._initialize)
     slimmable(model, None, widths, example_input=example)
     if len(shape) == 3 and shape[1] >= LEAST_PIXELS:
-        # Half the time of a step on a CPU; on small boards it takes longer.
+        # Halves the time of a step on a CPU, except on small boards.
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
 
 
 def actions_and_shape(environment: str) -> tuple[int, tuple[int, ...]]:
-    """How many actions an environment offers, and the shape of one observation."""
+    """The number of actions of an environment, and the shape of one observation."""
     probe = make_environment(environment, 1, seed=0)
     with contextlib.closing(probe):
         return probe.actions, probe.observation_shape
 
 
 def network_for(actions: int, shape: tuple[int, ...]) -> ActorCritic:
-    """The paper's network for pictures, a small one for boards, two layers for a few numbers."""
+    """The paper's network for images, a small one for boards, two layers for a few numbers."""
     if len(shape) == 1:
         return mlp_policy(actions, shape[0])
     if len(shape) != 3 or shape[1] != shape[2]:

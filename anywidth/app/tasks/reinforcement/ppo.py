@@ -1,7 +1,7 @@
-"""PPO, top to bottom: advantages, losses, what narrower widths learn, and batches of roll-outs.
+"""PPO from top to bottom: advantages, losses, losses of narrower widths, and batches of roll-outs.
 
-Proximal policy optimisation (Schulman et al., 2017) for the widest width, which plays. The narrower
-ones learn on what it saw, in one of three ways.
+Proximal policy optimisation (Schulman et al., 2017) trains the widest width, which plays. Narrower
+widths learn from its games in one of three ways.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from anywidth.app.tasks.reinforcement.rollout import Collector, Rollout
 from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings
 from anywidth.app.tasks.task_settings import arithmetic_of
 from anywidth.errors import AnywidthError
-from anywidth.seeds import derive_seed
-from anywidth.training.distillation import WithTargets
-from anywidth.training.step import Loss
+from anywidth.training.distillation import Distill
+from anywidth.training.seeds import derive_seed
 
 Targets = dict[str, Tensor]
-"""Of a batch: actions, log_probabilities, values, returns, advantages, and the clip."""
+"""A batch: actions, log_probabilities, values, returns, advantages, and the clip."""
 
 Output = tuple[Tensor, Tensor]
-"""Of the network: logits and values."""
+"""The network's output: logits and values."""
 
 
-# ---- what PPO computes ---------------------------------------------------------------------------
+# ---- advantages and losses -----------------------------------------------------------------------
 
 
 def advantages(
@@ -39,7 +38,7 @@ def advantages(
 ) -> Tensor:
     """How much better each action was than expected: generalised advantage estimation.
 
-    Rows are steps; `values` has one more, and nothing is carried over an episode's end.
+    Rows are steps; `values` has one row more. Nothing is carried over the end of an episode.
     """
     found = torch.zeros_like(rewards)
     later = torch.zeros_like(rewards[0])
@@ -58,9 +57,9 @@ def policy_loss(
     clip: Tensor,
     dual_clip: float | None = None,
 ) -> Tensor:
-    """The clipped surrogate: nothing is gained by moving an action's probability beyond `clip`.
+    """The clipped surrogate: changing a probability by more than `clip` gains nothing.
 
-    Where another policy played, the ratio can be large: `dual_clip` bounds what a bad action costs.
+    If another policy played, the ratio can be large; `dual_clip` limits the cost of a bad action.
     """
     ratio = (log_probabilities - before).exp()
     gain = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
@@ -72,7 +71,7 @@ def policy_loss(
 def value_loss(
     values: Tensor, returns: Tensor, before: Tensor | None = None, clip: Tensor | None = None
 ) -> Tensor:
-    """Half the squared error; with `before`, nothing is gained by moving a value beyond `clip`."""
+    """Half the squared error; with `before`, changing a value by more than `clip` gains nothing."""
     error = (values - returns).square()
     if before is not None and clip is not None:
         near = before + (values - before).clamp(-clip, clip)
@@ -88,7 +87,7 @@ def entropy(logits: Tensor) -> Tensor:
 def ppo_loss(
     settings: ReinforcementSettings, output: Output, targets: Targets, *, played: bool = True
 ) -> Tensor:
-    """PPO's loss of a batch; `played` says whether the width is the one that played it."""
+    """PPO's loss of a batch; `played`: whether this width played the games."""
     logits, values = output[0].float(), output[1].float()
     chosen = logits.log_softmax(-1).gather(-1, targets["actions"][:, None])[:, 0]
     policy = policy_loss(
@@ -104,7 +103,7 @@ def ppo_loss(
 
 
 def divergence(output: Output, widest: Output) -> Tensor:
-    """How far a policy is from the widest one: KL(widest || policy), mean over the batch."""
+    """The distance of a policy from the widest: KL(widest || policy), mean over the batch."""
     return F.kl_div(
         output[0].float().log_softmax(-1),
         widest[0].float().log_softmax(-1),
@@ -114,10 +113,10 @@ def divergence(output: Output, widest: Output) -> Tensor:
 
 
 def follow_widest(settings: ReinforcementSettings, output: Output, widest: Output) -> Tensor:
-    """What a narrower width learns of the widest: its policy, and its value.
+    """The loss of a narrower width that learns the policy and value of the widest.
 
-    Fewer units must speak louder to say the same, and what they share makes the widest louder too.
-    Without the entropy the policy becomes certain too early, at all widths.
+    Fewer units need larger weights for the same policy, and because weights are shared, the logits
+    of the widest grow too. Without the entropy, policies become certain too early at all widths.
     """
     value = value_loss(output[1].float(), widest[1].float())
     loss = divergence(output, widest) + settings.value_weight * value
@@ -125,17 +124,17 @@ def follow_widest(settings: ReinforcementSettings, output: Output, widest: Outpu
 
 
 def learn_from_its_games(
-    settings: ReinforcementSettings, output: Output, widest: Output, targets: Targets
+    settings: ReinforcementSettings, output: Output, widest: Output, *, targets: Targets
 ) -> Tensor:
-    """What a narrower width learns of the widest one's roll-outs alone, off its own policy."""
+    """The loss of a narrower width that learns from the widest one's games by PPO."""
     return settings.distill_weight * ppo_loss(settings, output, targets, played=False)
 
 
-def distillation_of(settings: ReinforcementSettings) -> Loss | WithTargets | None:
+def distillation_of(settings: ReinforcementSettings) -> Distill | None:
     if settings.method == "i" or settings.distill == "none":
         return None
     if settings.distill == "ppo":
-        return WithTargets(partial(learn_from_its_games, settings))
+        return partial(learn_from_its_games, settings)
     return partial(follow_widest, settings)
 
 
@@ -143,10 +142,10 @@ def distillation_of(settings: ReinforcementSettings) -> Loss | WithTargets | Non
 
 
 class RolloutLoader:
-    """PPO's training data: an epoch is a roll-out of the present policy, passed over several times.
+    """PPO's training data: an epoch is a roll-out of the current policy, used several times.
 
-    Begun again in the middle (a resumed run), it plays that roll-out anew: the environments of a
-    killed run are gone.
+    A run that is resumed in the middle of an epoch plays the roll-out again, because the
+    environments of a killed run are gone.
     """
 
     def __init__(
@@ -155,8 +154,8 @@ class RolloutLoader:
         samples = settings.environments * settings.rollout
         if samples % settings.batch_size or settings.batch_size == 1:
             raise AnywidthError(
-                f"batch_size={settings.batch_size}: expected a divisor of {samples} above 1, the "
-                f"observations of {settings.environments} games and {settings.rollout} steps"
+                f"{settings.given('batch_size')}: expected a divisor above 1 of the {samples} "
+                f"observations from {settings.environments} games and {settings.rollout} steps"
             )
         self.settings = settings
         self.model = model
@@ -170,7 +169,7 @@ class RolloutLoader:
         self._collector: Collector | None = None
 
     def __len__(self) -> int:
-        """Updates of a roll-out."""
+        """Number of updates per roll-out."""
         return self.settings.epochs * self.per_pass
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Targets]]:
@@ -214,7 +213,7 @@ class RolloutLoader:
         return rollout.rewards[:-1].sign() if self.settings.clip_rewards else rollout.rewards[:-1]
 
     def _begin(self, epoch: int) -> Collector:
-        """Environments with seeds of their own for each start, so no resumed run repeats itself."""
+        """Environments with new seeds for each start: a resumed run does not repeat games."""
         settings = self.settings
         name = settings.environment
         is_atari = name.startswith("atari:") or name.endswith("NoFrameskip-v4")
@@ -233,7 +232,7 @@ class RolloutLoader:
         return Collector(self.model, environments, settings.rollout, self.device, autocast)
 
     def _part(self, epoch: int, update: int) -> Tensor:
-        """The observations of an update: each pass goes through all, in an order of its own."""
+        """The observations of an update: each pass uses all of them in a new order."""
         pass_number, position = divmod(update, self.per_pass)
         generator = torch.Generator()
         generator.manual_seed(derive_seed("order", self.settings.seed, epoch, pass_number))
@@ -246,6 +245,6 @@ def normalised(values: Tensor) -> Tensor:
 
 
 def learning_rate(settings: ReinforcementSettings, update: int, total: int) -> float:
-    """Adam's first steps are of full size whatever the gradients are; a rise keeps units alive."""
+    """With warm-up: Adam's first steps have full size for any gradient, and could kill units."""
     rise = min(1.0, (update + 1) / (settings.warmup_updates + 1))
     return settings.learning_rate * rise * (1 - update / total if settings.anneal else 1.0)

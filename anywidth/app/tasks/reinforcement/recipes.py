@@ -1,6 +1,6 @@
-"""Ready settings: `anywidth train NAME` runs one, and its options change any field.
+"""Ready settings: `anywidth train NAME` uses one, and options change any field.
 
-Each says its command, what it takes and what to expect.
+Each docstring has the command, the time it takes and the result to expect.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings
 def rl() -> ReinforcementSettings:
     """US-PPO that plays MinAtar Breakout, for two CPU cores.
 
-    Command: `anywidth train rl`. About two minutes on two idle cores, the games at five widths
-    included; mean score 8.6 at width 0.25 and 8.7 at 1.0 (three seeds, `docs/reinforcement.md`).
+    Command: `anywidth train rl`. About two minutes on two idle cores, including the games at five
+    widths; mean score 8.6 at width 0.25 and 8.7 at 1.0 (three seeds, `docs/reinforcement.md`).
     Random play scores 0.5, and an ordinary network sliced to 0.25 scores 1.1.
     """
     return ReinforcementSettings(
@@ -36,11 +36,11 @@ def rl() -> ReinforcementSettings:
 def rl_breakout() -> ReinforcementSettings:
     """US-PPO that plays BreakoutNoFrameskip-v4 with the paper's network, for a GPU and many cores.
 
-    Command: `anywidth train rl_breakout`. PPO's settings are those its authors use for Atari, but
-    for a short warm-up and twice the entropy, which narrower widths need (`docs/reinforcement.md`).
-    Not run here to the end. With `--environments 16 --rollout 64 --steps 3000000`, the last part in
-    bfloat16 on a CPU, it scores 84 at width 0.25 and 116 at 1.0, where networks trained alone
-    score 16 and 84 (one seed).
+    Command: `anywidth train rl_breakout`. PPO has its authors' settings for Atari, except for a
+    short warm-up and twice the entropy, which narrower widths need (`docs/reinforcement.md`). Not
+    run to the end here. With `--environments 16 --rollout 64 --steps 3000000`, the last part in
+    bfloat16 on a CPU, it scores 84 at width 0.25 and 116 at 1.0; networks trained alone score 16
+    and 84 (one seed).
     """
     return ReinforcementSettings(
         environment="atari:breakout",

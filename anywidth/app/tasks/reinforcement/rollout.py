@@ -1,9 +1,9 @@
-"""Roll-outs: the widest width plays many games at once, and what it saw and did is kept.
+"""Roll-outs: the widest width plays many games at once, and its experience is recorded.
 
-What the learner reads lies on the device. On a GPU a decision for all games (forward, drawing
-actions, filing) is one CUDA graph, so a step costs a copy there, a replay and a copy back.
-Environments that can step on their own are played in two halves: one steps while the network
-decides for the other.
+The learner's data is on the device. On a GPU, a decision for all games (forward, drawing actions,
+recording) is one CUDA graph, so a step costs a copy to the device, a replay and a copy back.
+Environments that can step in the background are played in two halves: one half steps while the
+network decides for the other.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from anywidth.slimming.convert import at_width, plan_of
 
 @dataclass(frozen=True)
 class Rollout:
-    """What happened: a row a step, a column an environment, and one row more for what came after.
+    """A roll-out: one row per step and one more at the end, one column per environment.
 
     Args:
-        observations: what the network saw.
-        actions: what it did.
-        log_probabilities: of those actions, at the time.
-        values: what it expected; the last row is of the observation after the last step.
-        rewards: what it got, on the CPU; the last row is not used.
-        ends: 1 where that was the end of an episode, on the CPU; the last row is not used.
+        observations: the network's inputs.
+        actions: its actions.
+        log_probabilities: of these actions when they were drawn.
+        values: its values; the last row is for the observation after the last step.
+        rewards: on the CPU; the last row is not used.
+        ends: 1 at the end of an episode, on the CPU; the last row is not used.
     """
 
     observations: Tensor
@@ -57,13 +57,13 @@ class Rollout:
         )
 
     def columns(self, start: int, count: int) -> Rollout:
-        """The part of some environments, in the same memory."""
+        """The columns of some environments, in the same memory."""
         parts = (getattr(self, field.name).narrow(1, start, count) for field in fields(self))
         return Rollout(*parts)
 
 
 class Player:
-    """Some environments with the network that plays them, through buffers that never move."""
+    """Some environments and the network that plays them, with static buffers."""
 
     def __init__(
         self,
@@ -91,11 +91,11 @@ class Player:
         self._pending: np.ndarray | None = None
 
     def start(self) -> None:
-        """Begins to file at the first row; the environments go on where they are."""
+        """Start recording at the first row; the environments continue."""
         self._position.zero_()
 
     def decide(self) -> np.ndarray:
-        """Actions for what the environments show now; files it in the next row."""
+        """Actions for the current observations, recorded in the next row."""
         if self.device.type != "cuda":
             self._decide()
             return self._chosen.numpy().copy()
@@ -109,13 +109,13 @@ class Player:
         return self._chosen.numpy().copy()
 
     def send(self, actions: np.ndarray) -> None:
-        """Lets the environments step: at once and on their own if they can."""
+        """Let the environments step, in the background if they can."""
         if self._stepping_alone is not None:
             self._stepping_alone.send(actions)
         self._pending = actions
 
     def receive(self, step: int) -> None:
-        """Waits for the environments and files what the actions of row `step` brought."""
+        """Wait for the environments and record the results of row `step`."""
         assert self._pending is not None
         if self._stepping_alone is not None:
             outcome = self._stepping_alone.receive()
@@ -132,7 +132,7 @@ class Player:
         with at_width(self.model, plan_of(self.model).widest), self._precision():
             logits, values = self.model(self._observations)
         log_probabilities = logits.float().log_softmax(-1)
-        # The largest of log p - log e, with e exponential, is a draw from p (Gumbel's trick).
+        # The argmax of log p - log e, with e exponential, is a draw from p (Gumbel's trick).
         noise = torch.empty_like(log_probabilities).exponential_().log()
         actions = (log_probabilities - noise).argmax(-1)
         found = log_probabilities.gather(-1, actions[:, None])[:, 0]
@@ -148,7 +148,7 @@ class Player:
         self._position += 1
 
     def _capture(self) -> None:
-        """Decides once in the ordinary way, then captures for the times to come."""
+        """Decide once eagerly, then capture a graph for later decisions."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -165,14 +165,14 @@ class Player:
 
 
 class Collector:
-    """Plays roll-outs of `length` steps; episodes go on from one roll-out to the next.
+    """Plays roll-outs of `length` steps; episodes continue from one roll-out to the next.
 
     Args:
         model: a converted network that returns (logits, values).
         environments: played side by side; of one size and kind.
-        length: steps of each environment in a roll-out.
-        device: where the network is.
-        autocast: the dtype forward passes run in; None leaves them as they are.
+        length: steps per environment in a roll-out.
+        device: the device of the network.
+        autocast: dtype of forward passes; None changes nothing.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Collector:
             self.players.append(Player(model, environment, shown[index], part, autocast))
 
     def collect(self) -> Rollout:
-        """The next roll-out; it holds until the one after it is collected."""
+        """The next roll-out; it is valid until the next call."""
         for player in self.players:
             player.start()
         for step in range(self.length):
@@ -207,7 +207,7 @@ class Collector:
         return self.rollout
 
     def take_scores(self) -> list[float]:
-        """The true scores of the games that ended since this was last asked."""
+        """The true scores of the games that ended since the last call."""
         scores = [score for player in self.players for score in player.scores]
         for player in self.players:
             player.scores.clear()

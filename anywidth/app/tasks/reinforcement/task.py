@@ -1,9 +1,8 @@
 """Deep reinforcement learning: PPO at all widths at once, and individually trained policies.
 
-The widest width plays and learns by proximal policy optimisation (PPO: Schulman et al., 2017). The
-narrower ones learn on what it saw: by default its own policy and value at every observation
-(inplace distillation). The network has no batch norm, so any width can play as soon as training
-has ended.
+The widest width plays and learns by proximal policy optimisation (PPO: Schulman et al., 2017).
+Narrower widths learn from its games: by default its policy and value at every observation (inplace
+distillation). The network has no batch norm, so after training any width can play.
 """
 
 from __future__ import annotations
@@ -19,9 +18,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from anywidth.app.runs.loop import Training, load_weights, save_final, train
+from anywidth.app.runs.loop import Training, load_final, save_final, train
 from anywidth.app.runs.run import Run
 from anywidth.app.tasks.examples import Example
+from anywidth.app.tasks.judging import Judging
 from anywidth.app.tasks.registry import Task
 from anywidth.app.tasks.reinforcement.command import play as play_command
 from anywidth.app.tasks.reinforcement.deployment import deployed_policy, policy_examples
@@ -40,27 +40,30 @@ from anywidth.app.tasks.reinforcement.ppo import (
 )
 from anywidth.app.tasks.reinforcement.recipes import RECIPES
 from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings
-from anywidth.app.tasks.task_settings import arithmetic_of
+from anywidth.app.tasks.starting_weights import start_with_weights
+from anywidth.app.tasks.task_settings import arithmetic_of, read_settings
 from anywidth.app.tasks.trained import Trained
-from anywidth.deploying.deployment import Deployment
 from anywidth.distributed import local_device, rank, world_size
 from anywidth.errors import AnywidthError
+from anywidth.json_values import listed, whole
 from anywidth.measuring.spectra import Metric
-from anywidth.seeds import derive_seed
 from anywidth.slimming.convert import at_width
 from anywidth.training.precision import tf32_arithmetic
+from anywidth.training.seeds import derive_seed
 from anywidth.training.step import SandwichStep, StepResult
+from anywidth.translating.deployment import Deployment
 
 # ---- training ------------------------------------------------------------------------------------
 
 
 def train_run(run: Run, settings: ReinforcementSettings) -> bool:
-    """Trains until the last step, or an interrupt (then false); resumes where the run left off."""
+    """Train or resume a run until its last step; false if it was interrupted."""
     if world_size() > 1:
         raise AnywidthError("reinforcement learning runs in one process: start it without torchrun")
     device = local_device(settings.device)
     actions, shape = actions_and_shape(settings.environment)
     model = build_model(settings, actions, shape).to(device)
+    start_with_weights(run, model, settings)
     precision = arithmetic_of(settings.precision, device)
     optimizer = torch.optim.Adam(
         model.parameters(), lr=settings.learning_rate, eps=1e-5, fused=device.type == "cuda"
@@ -71,8 +74,11 @@ def train_run(run: Run, settings: ReinforcementSettings) -> bool:
         partial(ppo_loss, settings),
         distillation_of(settings),
         settings.sampling(),
+        **settings.step_options(),
         autocast=torch.bfloat16 if precision == "bfloat16" else None,
-        after_backward=partial(_clip_gradients, model, settings.gradient_clip),
+        after_backward=partial(
+            nn.utils.clip_grad_norm_, list(model.parameters()), settings.gradient_clip
+        ),
     )
     loader = RolloutLoader(settings, model, device)
     total = loader.rollouts * len(loader)
@@ -93,6 +99,8 @@ def train_run(run: Run, settings: ReinforcementSettings) -> bool:
     with contextlib.closing(loader), tf32_arithmetic(precision != "float32"):
         if not train(training):
             return False
+    if step.ema is not None:
+        step.ema.copy_to(model)
     state = {
         "updates": step.count,
         "agent_steps": loader.rollouts * loader.samples,
@@ -103,12 +111,8 @@ def train_run(run: Run, settings: ReinforcementSettings) -> bool:
     return True
 
 
-def _clip_gradients(model: nn.Module, most: float) -> None:
-    nn.utils.clip_grad_norm_(model.parameters(), most)
-
-
 class Measures:
-    """What is logged of an update: how PPO goes, how far the narrowest is, games and pace."""
+    """The log of an update: PPO's losses, distance of the narrowest width, games and pace."""
 
     def __init__(self, settings: ReinforcementSettings, loader: RolloutLoader) -> None:
         self.settings = settings
@@ -132,7 +136,7 @@ class Measures:
         }
         if len(result.outputs) > 1:
             found[f"divergence/{self.settings.low}"] = divergence(*result.outputs[1::-1])
-        # Agent steps outgrow the whole numbers that float32 can hold.
+        # float32 cannot represent such large numbers of agent steps.
         numbers = {**self._pace(), **self._games()}
         return found | {n: torch.tensor(v, dtype=torch.float64) for n, v in numbers.items()}
 
@@ -146,13 +150,13 @@ class Measures:
         return found
 
     def _games(self) -> dict[str, float]:
-        """The true scores of the games that the widest width ended since the row before."""
+        """The true scores of the games that the widest width finished since the last row."""
         scores = self.loader.take_scores()
         return {"training_score": sum(scores) / len(scores)} if scores else {}
 
 
 def curve_widths(settings: ReinforcementSettings) -> list[float]:
-    """The widths of the learning curves: both ends and two between, as in the paper's figure."""
+    """The widths of the learning curves: both ends and two in between, as in the paper."""
     if settings.method == "i":
         return [settings.width]
     return [round(settings.low + i * (settings.high - settings.low) / 3, 6) for i in range(4)]
@@ -161,7 +165,7 @@ def curve_widths(settings: ReinforcementSettings) -> list[float]:
 def validate(
     model: nn.Module, settings: ReinforcementSettings, loader: RolloutLoader
 ) -> dict[str, float]:
-    """Mean scores of a few games at each width of the curves; other games at every point."""
+    """Mean scores of a few games at each width of the curves; each point plays other games."""
     seed = derive_seed("curve", settings.seed, loader.agent_steps)
     found = {"agent_steps": float(loader.agent_steps)}
     for width in curve_widths(settings):
@@ -177,7 +181,7 @@ def validate(
 def play(
     model: nn.Module, settings: ReinforcementSettings, games: int, seed: int, *, greedy: bool
 ) -> GameScores:
-    """Full games at the width the network is set to."""
+    """Play full games at the current width."""
     return play_games(
         model,
         settings.environment,
@@ -191,7 +195,7 @@ def play(
 
 @dataclass(frozen=True)
 class TrainedPolicy(Trained):
-    """A finished run: its network as trained."""
+    """A finished run with its trained network."""
 
     settings: ReinforcementSettings
 
@@ -208,13 +212,29 @@ class TrainedPolicy(Trained):
     }
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Mean scores of full games, actions sampled and greedy; the same games at every width."""
+        """Mean scores of full games, sampled and greedy; the same games at every width."""
         seed = derive_seed("evaluation", self.settings.seed)
         found: dict[str, float] = {}
         for name, greedy in (("score", False), ("greedy_score", True)):
             games = play(model, self.settings, self.settings.evaluation_games, seed, greedy=greedy)
             found |= {name: games.mean, f"{name}_standard_error": games.standard_error}
         return found
+
+    @property
+    def measured_on(self) -> str:
+        return f"{self.settings.evaluation_games} games of {self.settings.environment}"
+
+    def judging(self, seed: int = 0) -> Judging:
+        """By the mean score of games that are played neither in training nor in `evaluate`."""
+        settings = self.settings
+        start = derive_seed("judging", settings.seed, seed)
+
+        def score(model: nn.Module) -> dict[str, float]:
+            games = play(model, settings, settings.evaluation_games, start, greedy=False)
+            return {"score": games.mean, "score_standard_error": games.standard_error}
+
+        games = f"{settings.evaluation_games:,} games, the same for every configuration"
+        return Judging(score, "score", games, is_held_out=True)
 
     def deployment(self) -> Deployment:
         return deployed_policy(self)
@@ -223,18 +243,21 @@ class TrainedPolicy(Trained):
         return policy_examples(self)
 
 
+_STATE = {"actions": whole(1, 2**16), "observation_shape": listed(whole(1, 2**14))}
+
+
 def open_trained(
     folder: str | Path,
     device: str = "auto",
     with_data: bool = True,
     settings: ReinforcementSettings | None = None,
 ) -> TrainedPolicy:
-    """Loads a finished run for evaluating or playing; its data are games, made when asked for."""
+    """Load a finished run to evaluate or play."""
     run = Run.open_finished(folder, writing=rank() == 0)
-    settings = settings or run.read_settings(ReinforcementSettings)
-    state = run.state()
+    settings = settings or read_settings(run, ReinforcementSettings)
+    state = run.read_state(_STATE)
     model = build_model(settings, state["actions"], tuple(state["observation_shape"]))
-    load_weights(model, run.model_tensors(), run.folder)
+    load_final(model, run)
     model.to(local_device(device)).eval()
     return TrainedPolicy(run, settings, model)
 

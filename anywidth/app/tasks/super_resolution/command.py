@@ -8,47 +8,74 @@ from typing import Annotated
 import typer
 
 from anywidth.app.showing.output import say
-from anywidth.app.tasks.command_options import Device, RunFolder, Width
+from anywidth.app.tasks.command_options import (
+    Channels,
+    Device,
+    MostMacs,
+    MostParameters,
+    MostTime,
+    RunFolder,
+    WidthOption,
+)
 from anywidth.errors import AnywidthError
+from anywidth.measuring.heartbeat import working
 
 
 def upscale(
     run: RunFolder,
     image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file of any size.")],
-    width: Width = None,
+    width: WidthOption = None,
+    budget: MostTime = None,
+    max_macs: MostMacs = None,
+    max_parameters: MostParameters = None,
+    channels: Channels = None,
     out: Annotated[
-        Path | None, typer.Option(help="The PNG to write; if not given, IMAGE-x2.png beside it.")
+        Path | None,
+        typer.Option(help="The PNG to write; if not given, IMAGE-x2.png in the same folder."),
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Make a picture larger with a trained super-resolution network, at a width of your choice.
+    """Enlarge a picture with a trained super-resolution network at a width of your choice.
 
-    Narrower is faster. Transparency is kept, and so are grey pictures and their 16 bits.
+    Narrow widths are faster, wide ones sharper. Large pictures are processed in
+    tiles. Transparency, grey pictures and 16 bits are kept.
 
-    Example:
+    Examples:
 
       anywidth upscale runs/sr photo.jpg --width 0.6 --out photo-large.png
+
+      anywidth upscale runs/sr photo.jpg --budget 50ms
     """
-    from anywidth.app.tasks.registry import open_only
+    from anywidth.app.showing.spectrum_tables import format_width
+    from anywidth.app.tasks.chosen_width import Wanted, ready_width
+    from anywidth.app.tasks.registry import open_only, open_trained
     from anywidth.app.tasks.super_resolution import picture_files
     from anywidth.app.tasks.super_resolution.upscaling import super_resolve
 
-    trained = open_only("super_resolution", run, device)
-    chosen, scale = trained.chosen(width), trained.model.scale
+    with working(f"opening {run}"):
+        opened = open_only("super_resolution", run, device)
+    wanted = Wanted(width, budget, max_macs, max_parameters, channels)
+    trained, chosen = ready_width(opened, wanted, lambda: open_trained(run, device))
+    scale = trained.model.scale
     target = out or image.with_name(f"{image.stem}-x{scale}.png")
     _check_target(target, image)
-    picture = picture_files.read(image)
+    with working(f"reading {image}"):
+        picture = picture_files.read(image)
     with trained.at(chosen):
-        color = super_resolve(trained.model, picture.color)
-    picture_files.write(target, picture.enlarged(color, scale))
+        color = super_resolve(trained.model, picture.color, shows_progress=True)
+    with working(f"writing {target}"):
+        picture_files.write(target, picture.enlarged(color, scale))
     height, across = color.shape[-2:]
-    say(f"Written: {target}, {across}x{height} at width {chosen}")
+    say(f"Written: {target}, {across}x{height} at width {format_width(chosen)}")
 
 
 def _check_target(target: Path, image: Path) -> None:
     if target.suffix.lower() != ".png":
-        raise AnywidthError(f"--out {target}: PNG is written; choose a name that ends in .png")
+        raise AnywidthError(f"--out {target}: expected a name that ends in .png")
     if not target.parent.is_dir():
         raise AnywidthError(f"--out {target}: there is no folder {target.parent}")
     if target.exists() and image.exists() and target.samefile(image):
         raise AnywidthError(f"--out {target} is the image itself; choose another name")
+
+
+COMMAND = upscale

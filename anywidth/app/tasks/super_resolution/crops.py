@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from torch import Tensor
 
 from anywidth.app.showing.report import Section
@@ -21,17 +21,15 @@ if TYPE_CHECKING:
     from anywidth.app.tasks.super_resolution.task import TrainedUpscaler
 
 SIDE = 96
-"""Of a crop, in pixels of the true picture."""
+"""Side of a crop, in pixels of the true picture."""
 MAGNIFIED = 2
 PICTURES = 3
 WIDTHS = (0.5, 0.6, 0.8, 1.0)
-GAP = 8
-LABEL_HEIGHT = 34
 
 
 @dataclass(frozen=True)
 class Crop:
-    """A square of one picture, and how much of it bicubic upscaling loses."""
+    """A square of one picture, and the error of bicubic upscaling there."""
 
     name: str
     low: Tensor
@@ -47,7 +45,7 @@ class Crop:
 
 
 def crop_sections(trained: TrainedUpscaler) -> list[Section]:
-    """For the most detailed pictures: bicubic, several widths and the truth, in one strip each."""
+    """One row per detailed picture: bicubic, several widths and the truth."""
     known = trained.widths
     widths = [width for width in WIDTHS if min(known) <= width <= max(known)] or known[:1]
     sections = []
@@ -57,14 +55,17 @@ def crop_sections(trained: TrainedUpscaler) -> list[Section]:
             with trained.at(width):
                 shown[f"width {format_width(width)}"] = predict(trained.model, crop.low).cpu()
         scores = {name: _psnr(crop, picture) for name, picture in shown.items()}
-        strip = _strip(crop, {**shown, "ground truth": crop.high}, scores)
-        caption = f"{crop.name}: where bicubic upscaling loses most. PSNR is that of the crop."
-        sections.append(Section("Crops", image=strip, caption=caption))
+        images = {f"{name}\n{scores[name]:.2f} dB": _png(crop, one) for name, one in shown.items()}
+        images["true picture"] = _png(crop, crop.high)
+        caption = (
+            f"{crop.name}: the area where bicubic upscaling is worst. PSNR is that of the crop."
+        )
+        sections.append(Section("Crops", images=images, caption=caption))
     return sections
 
 
 def most_detailed(sets: Sets, count: int) -> list[Crop]:
-    """The squares that bicubic upscaling is furthest from the truth in, one a picture."""
+    """The squares with the largest error of bicubic upscaling, one per picture."""
     crops = []
     for set_name, pairs in sets.items():
         for index, name in enumerate(pairs.names):
@@ -84,19 +85,10 @@ def _psnr(crop: Crop, picture: Tensor) -> float:
     return float(psnr(luma(crop.cut(picture)[None]), luma(crop.cut(crop.high)[None])))
 
 
-def _strip(crop: Crop, pictures: dict[str, Tensor], scores: dict[str, float]) -> bytes:
-    """The crops in a row with a label below each, as a PNG file."""
+def _png(crop: Crop, picture: Tensor) -> bytes:
+    """The crop as a PNG file, magnified without smoothing."""
     side = crop.side * MAGNIFIED
-    width = len(pictures) * (side + GAP) - GAP
-    canvas = Image.new("RGB", (width, side + LABEL_HEIGHT), "white")
-    draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(13)
-    for position, (label, picture) in enumerate(pictures.items()):
-        pixels = crop.cut(picture).permute(1, 2, 0).contiguous().to(torch.uint8).numpy()
-        tile = Image.fromarray(pixels).resize((side, side), Image.Resampling.NEAREST)
-        left = position * (side + GAP)
-        canvas.paste(tile, (left, 0))
-        lines = f"{label}\n{scores[label]:.2f} dB" if label in scores else label
-        draw.multiline_text((left, side + 2), lines, fill="black", font=font, spacing=1)
+    pixels = crop.cut(picture).permute(1, 2, 0).contiguous().to(torch.uint8).numpy()
     file = io.BytesIO()
-    canvas.save(file, "PNG")
+    Image.fromarray(pixels).resize((side, side), Image.Resampling.NEAREST).save(file, "PNG")
     return file.getvalue()

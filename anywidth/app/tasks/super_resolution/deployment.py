@@ -1,4 +1,4 @@
-"""What an upscaler hands to a device: a plain network that takes pixels, and pictures to try."""
+"""An upscaler for export: a plain network that takes pixels, and example pictures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from anywidth.app.tasks.examples import Example
-from anywidth.deploying.deployment import Deployment
+from anywidth.translating.deployment import Deployment
 
 if TYPE_CHECKING:
     from anywidth.app.tasks.super_resolution.task import TrainedUpscaler
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 MOST_PICTURES = 4
 # Latency is measured with a picture of this size.
 _EXAMPLE_PIXELS = 64
-# A larger picture would keep the page waiting for every width.
+# A larger picture would be slow on the page at every width.
 _LARGEST_SIDE = 128
 
 
 class Upscaler(nn.Module):
-    """Takes (N, 3, H, W) images in [0, 1] and returns larger ones, in [0, 1] too."""
+    """Takes (N, 3, H, W) images in [0, 1] and returns larger ones, also in [0, 1]."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def deployed_upscaler(trained: TrainedUpscaler) -> Deployment:
 
 
 def upscaler_examples(trained: TrainedUpscaler) -> list[Example]:
-    """The middle of the first pictures it is evaluated on, small as the network gets them."""
+    """The middle of the first evaluation pictures, at low resolution."""
     if trained.sets is None:
         return []
     found: list[Example] = []

@@ -1,4 +1,4 @@
-"""How close an upscaled image is to the true one: PSNR and SSIM, on luma, as papers report them."""
+"""The quality of upscaled images: PSNR and SSIM on luma, as papers report them."""
 
 import math
 
@@ -16,7 +16,7 @@ LUMA_OFFSET = 16 / 255
 def luma(images: Tensor) -> Tensor:
     """The Y of ITU-R BT.601 as in MATLAB's `rgb2ycbcr`: (N, 3, H, W) to (N, 1, H, W).
 
-    Takes floating point in [0, 1] or uint8; gives floating point in [16/255, 235/255], not rounded.
+    Takes floating point in [0, 1] or uint8; returns floating point in [16/255, 235/255].
     """
     if images.ndim != 4 or images.shape[1] != 3:
         raise AnywidthError(
@@ -28,12 +28,11 @@ def luma(images: Tensor) -> Tensor:
 
 
 def psnr(images: Tensor, targets: Tensor, border: int = 0) -> Tensor:
-    """Peak signal-to-noise ratio of each image in dB, shape (N,); infinite where they are equal.
+    """Peak signal-to-noise ratio of each image in dB, shape (N,); infinite if they are equal.
 
-    Takes floating point in [0, 1] or uint8 of any number of channels. `border` pixels are cut from
-    each side first: the scale, by convention, as the network knows nothing beyond the edge.
-    Published super-resolution figures are `psnr(luma(images), luma(targets), border=scale)` of
-    predictions rounded to 8 bit.
+    Takes floating point in [0, 1] or uint8 with any number of channels. `border` pixels are first
+    cut from each side; by convention this is the scale. Published super-resolution numbers are
+    `psnr(luma(images), luma(targets), border=scale)` of predictions rounded to 8 bit.
     """
     images, targets = _pair("psnr", images, targets, border, smallest=1)
     error = (images - targets).square().flatten(1).mean(1)
@@ -43,8 +42,8 @@ def psnr(images: Tensor, targets: Tensor, border: int = 0) -> Tensor:
 def ssim(images: Tensor, targets: Tensor, border: int = 0) -> Tensor:
     """Structural similarity of each image, shape (N,): Wang et al. 2004 with its own constants.
 
-    Means, variances and covariance under an 11x11 Gaussian of sigma 1.5, at the places where the
-    window lies inside the image; K1 = 0.01, K2 = 0.03; averaged over places and channels.
+    Means, variances and covariance under an 11x11 Gaussian of sigma 1.5, for all windows inside the
+    image; K1 = 0.01, K2 = 0.03; averaged over windows and channels.
     Input and `border` as in `psnr`.
     """
     images, targets = _pair("ssim", images, targets, border, smallest=WINDOW)
@@ -59,7 +58,7 @@ def ssim(images: Tensor, targets: Tensor, border: int = 0) -> Tensor:
 
 
 def _blur(planes: Tensor) -> Tensor:
-    """Gaussian mean where the window lies inside the image, one direction after the other.
+    """Gaussian mean for all windows inside the image, one direction after the other.
 
     A sum of shifted images is several times faster on a CPU than a convolution of one channel.
     """
@@ -74,7 +73,7 @@ def _blur(planes: Tensor) -> Tensor:
 
 
 def _unit_range(images: Tensor) -> Tensor:
-    """Floating point in [0, 1], at least single precision: half has too few digits for 40 dB."""
+    """Floating point in [0, 1], at least float32: half precision is too coarse for 40 dB."""
     if images.dtype == torch.uint8:
         return images.float() / 255
     if not images.is_floating_point():
@@ -89,13 +88,13 @@ def _pair(
 ) -> tuple[Tensor, Tensor]:
     """Both batches in double precision without their border.
 
-    Variances are differences of large numbers, and single precision would show in the third digit
-    of flat images.
+    Variances are differences of large numbers; in single precision, flat images would be wrong in
+    the third digit.
     """
     if images.shape != targets.shape or images.ndim != 4:
         raise AnywidthError(
-            f"{name}: got shapes {tuple(images.shape)} and {tuple(targets.shape)}, expected two "
-            "equal ones (N, C, H, W). Cut the target with crop_to_multiple(targets, scale)."
+            f"{name}: got shapes {tuple(images.shape)} and {tuple(targets.shape)}, expected equal "
+            "shapes (N, C, H, W). Cut the target with crop_to_multiple(targets, scale)."
         )
     if min(images.shape[-2:]) - 2 * border < smallest or border < 0:
         raise AnywidthError(

@@ -1,4 +1,4 @@
-"""Training patches for super-resolution, cut on the device from pictures that lie there whole."""
+"""Training patches for super-resolution, cut on the device from whole pictures."""
 
 from collections.abc import Iterator
 
@@ -8,28 +8,28 @@ from torch import Tensor
 from anywidth.app.data.order import BatchOrder, OrderedLoader
 from anywidth.app.tasks.super_resolution.pictures import PicturePairs, Pictures
 from anywidth.errors import AnywidthError
-from anywidth.seeds import derive_seed
+from anywidth.training.seeds import derive_seed
 
 
 class PatchLoader(OrderedLoader):
-    """Yields (low, high) batches of aligned patches, floating point in [0, 1].
+    """Yield (low, high) batches of aligned patches, floating point in [0, 1].
 
     `low` has shape (batch, 3, patch, patch), `high` is `scale` times as large; both are in
-    channels-last memory. Step s of epoch e is drawn from (seed, e, s) for the global batch, and a
-    rank takes its part of it: any number of ranks together see what one process sees, and an epoch
-    begun again at step `start` goes on bit for bit. Nothing waits for the device.
+    channels-last memory. Step s of epoch e is drawn from (seed, e, s) for the global batch, and
+    each rank uses its part: all ranks together see what one process sees, and an epoch that is
+    resumed at step `start` continues bit for bit. Nothing waits for the device.
 
-    Every place is equally likely, so that larger pictures are drawn more often, and each patch is
-    turned and mirrored into one of the eight ways a square can lie.
+    Every position is equally likely, so larger pictures are drawn more often. Each patch is rotated
+    and mirrored into one of the eight symmetries of the square.
 
-    Arguments:
-        pairs: what `load_pairs` gives.
-        batch_size: patches of a step, all ranks together.
+    Args:
+        pairs: returned by `load_pairs`.
+        batch_size: patches per step, all ranks together.
         patch: side of a low-resolution patch.
-        samples: patches of an epoch; by default as many as would cover all pictures once.
-        device: where the patches go.
-        pictures_on_device: keep all pictures there too, as bytes; without, patches are cut on the
-            CPU and sent, for sets larger than the device's memory.
+        samples: patches per epoch; by default as many as would cover all pictures once.
+        device: the device of the patches.
+        pictures_on_device: also keep all pictures there, as bytes; otherwise patches are cut on
+            the CPU and copied, for sets larger than the device's memory.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class PatchLoader(OrderedLoader):
         for name, (height, width) in zip(pairs.names, pairs.low.sizes, strict=True):
             if not 1 <= patch <= min(height, width):
                 raise AnywidthError(
-                    f"patch={patch} does not fit {name!r}, {height}x{width} at low resolution. "
-                    f"Pass a smaller one, or leave such pictures out: load_pairs(patch={patch})."
+                    f"--patch {patch} does not fit {name!r}, {height}x{width} at low resolution: "
+                    "give a smaller --patch, or leave such pictures out"
                 )
         if samples is None:
             samples = max(batch_size, len(pairs.low.pixels) // patch**2)
@@ -77,7 +77,7 @@ class PatchLoader(OrderedLoader):
         low = self._low.walk(picture, top, left, symmetry, self.patch)
         top, left = top * self.scale, left * self.scale
         high = self._high.walk(picture, top, left, symmetry, self.patch * self.scale)
-        # One transfer for both: what is drawn is a few hundred bytes.
+        # One small transfer for both.
         low_walk, high_walk = self._send(torch.stack([low, high]), self._low_pixels.device)
         return (
             self._cut(self._low_pixels, low_walk, self.patch),
@@ -97,7 +97,7 @@ class PatchLoader(OrderedLoader):
         return torch.stack([picture, place // columns, place % columns, symmetry])
 
     def _cut(self, pixels: Tensor, walk: Tensor, side: int) -> Tensor:
-        """Gather square patches: pixel (i, j) lies at first + i * down + j * across."""
+        """Gather square patches: pixel (i, j) is at first + i * down + j * across."""
         first, down, across = walk.reshape(3, -1, 1, 1)
         along = torch.arange(side, device=walk.device)
         index = first + down * along[:, None] + across * along
@@ -112,7 +112,7 @@ class PatchLoader(OrderedLoader):
 
 
 class _Layout:
-    """Where the pictures lie in their buffer, as tensors."""
+    """The positions of the pictures in their buffer, as tensors."""
 
     def __init__(self, pictures: Pictures) -> None:
         self.height, self.width = torch.tensor(pictures.sizes).unbind(1)
@@ -121,9 +121,9 @@ class _Layout:
     def walk(
         self, picture: Tensor, top: Tensor, left: Tensor, symmetry: Tensor, side: int
     ) -> Tensor:
-        """First pixel of each patch, and how far the next one down and across is from it.
+        """The first pixel of each patch, and the offsets of the next pixel down and across.
 
-        The eight symmetries of the square are only a matter of where to begin and which way to go.
+        The eight symmetries of the square only change the first pixel and these offsets.
         """
         width = self.width[picture]
         first = self.offset[picture] + top * width + left

@@ -1,4 +1,4 @@
-"""Image files taken apart for upscaling, and put together again."""
+"""Read image files for upscaling, and write the results."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
+from anywidth.app.data.image_reading import DEEP, read_image
 from anywidth.app.tasks.super_resolution.resize import upscale
-from anywidth.errors import AnywidthError
 from anywidth.files import write_atomically
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An image file taken apart.
+    """The contents of an image file.
 
     Args:
         color: (1, 3, H, W) in [0, 1]; grey pictures have three equal channels.
-        alpha: (1, 1, H, W) in [0, 1], or None where nothing is transparent.
-        is_grey: write one channel again.
+        alpha: (1, 1, H, W) in [0, 1], or None if nothing is transparent.
+        is_grey: whether to write one channel.
         levels: 255, or 65535 for a 16-bit grey picture.
     """
 
@@ -33,33 +33,17 @@ class Picture:
     levels: int
 
     def enlarged(self, color: Tensor, scale: int) -> Picture:
-        """The larger picture that `color` belongs to."""
+        """The larger picture with the colours `color`."""
         alpha = None if self.alpha is None else upscale(self.alpha, scale).clamp(0, 1)
         return replace(self, color=color, alpha=alpha)
 
 
 def read(path: Path) -> Picture:
-    """Decodes an image file, turned as its EXIF data says."""
-    try:
-        with Image.open(path) as opened:
-            image = ImageOps.exif_transpose(opened)
-            image.load()
-    except FileNotFoundError as error:
-        raise AnywidthError(f"no image {path}") from error
-    except Exception as error:  # decoders of broken files raise whatever they trip over
-        raise AnywidthError(f"{path} is not an image that can be read: {error}") from error
-    if image.mode == "F":
-        raise AnywidthError(
-            f"{path}: floating-point pixels have no known range; save it with 8 or 16 bits"
-        )
+    """Decode an image file, rotated by its EXIF data."""
+    image = read_image(path)
     if image.mode.startswith("I"):
         grey = np.asarray(image).astype(np.int64)
-        if grey.min() < 0 or grey.max() > 65535:
-            raise AnywidthError(
-                f"{path}: values from {grey.min()} to {grey.max()}, expected 0 to 65535; save it "
-                "with 8 or 16 bits"
-            )
-        return Picture(_unit(grey, 65535).expand(-1, 3, -1, -1), None, True, 65535)
+        return Picture(_unit(grey, DEEP).expand(-1, 3, -1, -1), None, True, DEEP)
     is_grey = image.mode in ("1", "L", "LA", "La")
     alpha = None
     if "A" in image.getbands() or "transparency" in image.info:
@@ -70,7 +54,7 @@ def read(path: Path) -> Picture:
 
 
 def write(path: Path, picture: Picture) -> None:
-    """Writes a PNG."""
+    """Write a PNG file."""
     color = picture.color.mean(1, keepdim=True) if picture.is_grey else picture.color
     planes = color if picture.alpha is None else torch.cat([color, picture.alpha], 1)
     kind = np.uint8 if picture.levels == 255 else np.uint16

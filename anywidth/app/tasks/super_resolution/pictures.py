@@ -1,14 +1,16 @@
 """Pictures for super-resolution: a folder becomes pairs of small and large images in memory.
 
-Low resolution is what DIV2K provides, or is made here from the large image (`resize.py`).
+Low resolution comes with DIV2K, or is made here from the large image (`resize.py`).
 """
+
+from __future__ import annotations
 
 import logging
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -18,9 +20,9 @@ from typing import BinaryIO
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
+from anywidth.app.data.image_reading import read_image, read_size
 from anywidth.app.tasks.super_resolution.resize import crop_to_multiple, downscale
 from anywidth.errors import AnywidthError, few_of
 from anywidth.files import write_atomically
@@ -30,7 +32,7 @@ logger = logging.getLogger(__name__)
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 SPLITS = ("train", "valid")
 BUNDLED = Path(__file__).parent / "bundled_pictures"
-"""Pictures that ship with the package (public domain): 12 in `train`, 4 in `eval`."""
+"""Pictures in the package (public domain): 12 in `train`, 4 in `eval`."""
 MEMORY_LIMIT = 2 * 1024**3
 DECODED_AHEAD = 16
 
@@ -39,7 +41,7 @@ Size = tuple[int, int]  # height, width
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """RGB pictures of any sizes, one after the other in one buffer that moves as a whole."""
+    """RGB pictures of any sizes, one after the other in one buffer."""
 
     pixels: Tensor
     """uint8 of shape (pixels of all pictures, 3)."""
@@ -47,7 +49,7 @@ class Pictures:
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Where each picture begins in `pixels`."""
+        """The first position of each picture in `pixels`."""
         return tuple(accumulate((h * w for h, w in self.sizes[:-1]), initial=0))
 
     def __len__(self) -> int:
@@ -57,6 +59,12 @@ class Pictures:
         """One picture, uint8 of shape (3, height, width); a view, not a copy."""
         (height, width), offset = self.sizes[index], self.offsets[index]
         return self.pixels[offset : offset + height * width].view(height, width, 3).permute(2, 0, 1)
+
+    def part(self, first: int, last: int) -> Pictures:
+        """Neighbouring pictures, as a view."""
+        sizes = self.sizes[first:last]
+        start = self.offsets[first]
+        return Pictures(self.pixels[start : start + sum(h * w for h, w in sizes)], sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,10 +83,24 @@ class PicturePairs:
         """Low and high resolution of one picture, uint8 of shape (3, height, width)."""
         return self.low[index], self.high[index]
 
+    def facts(self) -> dict[str, object]:
+        """How a run recognises the pictures that it was trained with."""
+        known = repr((self.names, self.high.sizes)).encode(errors="surrogateescape")
+        return {
+            "training pictures": len(self),
+            "pixels": len(self.high.pixels),
+            "digest of names and sizes": blake2b(known, digest_size=12).hexdigest(),
+        }
+
+    def part(self, first: int, last: int) -> PicturePairs:
+        """The pictures from `first` up to, without, `last`; pixels are not copied."""
+        low, high = (one.part(first, last) for one in (self.low, self.high))
+        return PicturePairs(self.names[first:last], low, high, self.scale)
+
 
 @dataclass(frozen=True)
 class _Source:
-    """A picture that is yet to be decoded, and its size once cut to a multiple of the scale."""
+    """A picture to decode, and its size after cutting to a multiple of the scale."""
 
     name: str
     high: Path
@@ -98,18 +120,17 @@ def load_pairs(
 ) -> PicturePairs:
     """Decode all pictures of a folder, sorted by name, and pair each with its low resolution.
 
-    A folder that holds `DIV2K_train_HR` or `DIV2K_valid_HR` is read as DIV2K: `split` chooses one,
-    and low resolution comes from `DIV2K_<split>_LR_bicubic/X<scale>` where that is there. Any other
-    folder is searched for images with all its subfolders. Where low resolution is not given, the
-    picture is cut to a multiple of `scale`, shrunk by MATLAB's bicubic and rounded to 8 bit.
+    A folder with `DIV2K_train_HR` or `DIV2K_valid_HR` is read as DIV2K: `split` selects one, and
+    low resolution comes from `DIV2K_<split>_LR_bicubic/X<scale>` if that exists. Any other folder
+    is searched for images with all its subfolders. Without low-resolution files, each picture is
+    cut to a multiple of `scale`, shrunk by MATLAB's bicubic and rounded to 8 bit.
 
-    Arguments:
+    Args:
         scale: how many times larger the high resolution is.
-        patch: pictures whose low resolution is smaller than this in a direction are left out, with
-            a line in the log that names them.
-        memory_limit: above this many bytes, pixels lie in a memory-mapped file instead of memory.
-        cache: folder for that file, where the next run finds it again; by default a temporary one.
-        subfolders: whether pictures in subfolders, DIV2K's too, belong to it.
+        patch: pictures whose low resolution is smaller than this are skipped; the log names them.
+        memory_limit: above this number of bytes, pixels are in a memory-mapped file.
+        cache: folder for that file, where later runs find it; by default a temporary one.
+        subfolders: whether pictures in subfolders (also DIV2K's) are included.
     """
     folder = Path(folder)
     if split not in SPLITS:
@@ -129,7 +150,7 @@ def load_pairs(
         high_file = low_file = None
         if total > memory_limit:
             if cache is None:
-                # Gone from the folder with this block; the space is freed with the pixels.
+                # Removed from the folder here; the space is freed together with the pixels.
                 cache = stack.enter_context(
                     tempfile.TemporaryDirectory(prefix="anywidth-", ignore_cleanup_errors=True)
                 )
@@ -146,75 +167,33 @@ def load_pairs(
 
 
 def find_images(folder: str | Path) -> list[Path]:
-    """All images in a folder and its subfolders, sorted; hidden files are passed over."""
+    """All images in a folder and its subfolders, sorted, without hidden files."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise AnywidthError(f"{folder} is no folder: pass one that holds images.")
+        raise AnywidthError(f"{folder} is not a folder: give a folder of images.")
     paths = sorted(
         path
         for path in folder.rglob("*")
         if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
     )
     if not paths:
-        raise AnywidthError(f"{folder} holds no images: expected files in {', '.join(SUFFIXES)}.")
+        raise AnywidthError(
+            f"{folder} has no images: expected files that end in {', '.join(SUFFIXES)}."
+        )
     return paths
 
 
 def read_picture(path: str | Path) -> Tensor:
-    """Decode one image file to uint8 RGB of shape (3, height, width), turned as its EXIF data says.
+    """Decode one image file to uint8 RGB of shape (3, height, width), rotated by its EXIF data.
 
-    Grey becomes RGB; transparent parts show white; of 16 bits, the 8 that matter are kept.
+    Grey becomes RGB, transparent parts become white, and 16 bits are reduced to 8.
     """
-    path = Path(path)
-    with _opened(path) as image:
-        upright = image if _orientation(image) == 1 else ImageOps.exif_transpose(image)
-        if image.mode == "F":
-            raise AnywidthError(
-                f"{path}: floating-point pixels have no known range. Save it with 8 or 16 bits."
-            )
-        if image.mode.startswith("I"):
-            levels = np.asarray(upright).astype(np.int64)
-            if levels.min() < 0 or levels.max() > 65535:
-                raise AnywidthError(
-                    f"{path}: values from {levels.min()} to {levels.max()}, expected 0 to 65535. "
-                    "Save it with 8 or 16 bits."
-                )
-            grey = ((levels * 255 + 32767) // 65535).astype(np.uint8)
-            return torch.from_numpy(grey).expand(3, -1, -1)
-        if "A" in upright.getbands() or "transparency" in upright.info:
-            white = Image.new("RGBA", upright.size, "white")
-            upright = Image.alpha_composite(white, upright.convert("RGBA"))
-        return torch.from_numpy(np.array(upright.convert("RGB"))).permute(2, 0, 1)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
-    try:
-        with Image.open(path) as image:
-            yield image
-    except AnywidthError:
-        raise
-    except Exception as error:  # Decoders of broken files raise whatever they trip over.
-        raise AnywidthError(
-            f"{path}: cannot be decoded ({error}). Replace the file or remove it."
-        ) from error
-
-
-def _orientation(image: Image.Image) -> int:
-    """EXIF orientation, where it stands before the pixels: looking further would decode a PNG."""
-    if image.format == "PNG" and "exif" not in image.info:
-        return 1
-    return int(image.getexif().get(ExifTags.Base.Orientation, 1))
-
-
-def _read_size(path: Path) -> Size:
-    with _opened(path) as image:
-        width, height = image.size
-        return (width, height) if _orientation(image) >= 5 else (height, width)
+    pixels = np.array(read_image(Path(path), "RGB", background="white"))
+    return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 def _find_pairs(folder: Path, scale: int, split: str) -> list[tuple[Path, Path | None]]:
-    """Every high-resolution file with its low-resolution file, if those are given."""
+    """Every high-resolution file with its low-resolution file, if there are any."""
     if not any((folder / f"DIV2K_{other}_HR").is_dir() for other in SPLITS):
         return [(path, None) for path in find_images(folder)]
     high = find_images(folder / f"DIV2K_{split}_HR")
@@ -228,19 +207,19 @@ def _find_pairs(folder: Path, scale: int, split: str) -> list[tuple[Path, Path |
     if without_low or without_high:
         raise AnywidthError(
             f"{high[0].parent} and {low_folder} do not match: {few_of(without_low) or 'none'} "
-            f"missing among the low resolution, {few_of(without_high) or 'none'} without high "
-            f"resolution. Complete the folders, or remove {low_folder} to have low resolution made "
+            f"missing in the low resolution, {few_of(without_high) or 'none'} without high "
+            f"resolution. Complete the folders, or remove {low_folder} to make the low resolution "
             "from the large images."
         )
     return [(path, low[stem]) for stem, path in expected.items()]
 
 
 def _measure(folder: Path, high: Path, low: Path | None, scale: int) -> _Source:
-    height, width = _read_size(high)
+    height, width = read_size(high)
     small = (height // scale, width // scale)
-    if low is not None and _read_size(low) != small:
+    if low is not None and read_size(low) != small:
         raise AnywidthError(
-            f"{low} is {'x'.join(map(str, _read_size(low)))}, expected {small[0]}x{small[1]}: "
+            f"{low} is {'x'.join(map(str, read_size(low)))}, expected {small[0]}x{small[1]}: "
             f"1/{scale} of {high}, which is {height}x{width}. Put the matching files there."
         )
     name = high.relative_to(folder).with_suffix("").as_posix()
@@ -257,7 +236,7 @@ def _drop_small(sources: list[_Source], folder: Path, scale: int, patch: int) ->
         )
     if small:
         logger.warning(
-            "%s: left out %d of %d images, smaller than %dx%d: %s",
+            "%s: skipped %d of %d images, smaller than %dx%d: %s",
             *(folder, len(small), len(sources), side, side, few_of(small)),
         )
     return [source for source in sources if min(source.size) >= side]
@@ -271,7 +250,7 @@ def _identity(sources: list[_Source], scale: int) -> str:
 
 
 def _decode(paths: Iterable[Path]) -> Iterator[Tensor]:
-    """Decode in threads, a few pictures ahead of whoever takes them."""
+    """Decode in threads, a few pictures ahead."""
     pending = list(paths)
     with ThreadPoolExecutor(min(DECODED_AHEAD, os.cpu_count() or 1)) as pool:
         for first in range(0, len(pending), DECODED_AHEAD):
@@ -284,7 +263,7 @@ def _shrink(pictures: Pictures, scale: int) -> Iterator[Tensor]:
 
 
 def _store(images: Iterable[Tensor], sizes: tuple[Size, ...], file: Path | None) -> Pictures:
-    """Lay (3, height, width) images one after the other, in memory or in a mapped file."""
+    """Store (3, height, width) images one after the other, in memory or in a mapped file."""
     total = 3 * sum(height * width for height, width in sizes)
     rows = (image.permute(1, 2, 0).reshape(-1) for image in images)
     if file is None:

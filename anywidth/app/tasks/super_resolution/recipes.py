@@ -1,6 +1,6 @@
-"""Ready settings: `anywidth train NAME` runs one, and its options change any field.
+"""Ready settings: `anywidth train NAME` uses one, and options change any field.
 
-Each says its command, what it takes and what to expect.
+Each docstring has the command, the time it takes and the result to expect.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ def sr() -> SuperResolutionSettings:
     """US-WDSR with 16 channels and 3 blocks on bundled pictures, x2, for two CPU cores.
 
     Command: `anywidth train sr`. Two minutes on two cores; 25.3 dB at width 0.5 and 25.9 dB at 1.0
-    on the bundled pictures, where bicubic upscaling has 23.4 dB. It starts as bicubic upscaling,
-    with the deep branch at a tenth, and the learning rate is a cosine wave's after a warm-up.
+    on the bundled pictures; bicubic upscaling has 23.4 dB. It starts as bicubic upscaling, with the
+    deep branch scaled to a tenth, and the learning rate is half a cosine after a warm-up.
     """
     return SuperResolutionSettings(
         channels=16,
@@ -29,12 +29,12 @@ def sr() -> SuperResolutionSettings:
 def sr_wdsr() -> SuperResolutionSettings:
     """US-WDSR as in the paper, any width from 32 to 64 channels, 8 blocks, x2, for a GPU.
 
-    Not as in the paper: it starts as bicubic upscaling, with the deep branch at a tenth, and the
-    learning rate is a cosine wave's after a warm-up.
+    Unlike the paper, it starts as bicubic upscaling, with the deep branch scaled to a tenth, and
+    the learning rate is half a cosine after a warm-up.
 
     Command: `anywidth train sr_wdsr --data-dir PICTURES --eval-dir SETS`, where PICTURES is any
-    folder of photos or DIV2K's, and SETS holds a folder for each of Set5, Set14 and the like. Not
-    run here to the end.
+    folder of photos or DIV2K's, and SETS has one folder per set (Set5, Set14, ...). Not run to the
+    end here.
     """
     return SuperResolutionSettings(epochs=60, steps_per_epoch=1000)
 

@@ -1,8 +1,8 @@
-"""Bicubic resizing as MATLAB's `imresize` does it, the convention of every published x2 figure.
+"""Bicubic resizing as in MATLAB's `imresize`, the convention of published x2 results.
 
-PyTorch's antialiased bicubic has MATLAB's kernel (a = -0.5, widened when it shrinks) but drops the
-part of the kernel that hangs over the border, where MATLAB mirrors the image. So the image is
-mirrored first, and what the margin became is cut off again.
+PyTorch's antialiased bicubic has MATLAB's kernel (a = -0.5, wider when shrinking), but ignores the
+part of the kernel outside the image, where MATLAB mirrors it. Therefore the image is first extended
+by a mirrored margin, which is cut off after resizing.
 """
 
 import torch
@@ -11,20 +11,20 @@ from torch import Tensor
 
 from anywidth.errors import AnywidthError
 
-KERNEL_RADIUS = 2  # of the cubic kernel, in pixels of the smaller of the two images
+KERNEL_RADIUS = 2  # of the cubic kernel, in pixels of the smaller image
 
 
 def downscale(images: Tensor, factor: int) -> Tensor:
     """Shrink (N, C, H, W) images `factor` times; H and W must be multiples (`crop_to_multiple`).
 
-    uint8 images come back rounded to uint8 (once, after both directions); floating-point ones keep
-    their range, and may overshoot it a little beside edges as the kernel has negative lobes.
+    uint8 images are rounded to uint8 once, after both directions. Floating-point images keep their
+    range, but may overshoot slightly beside edges, because the kernel has negative lobes.
     """
     _check(images, factor)
     height, width = images.shape[-2:]
     if height % factor or width % factor:
         raise AnywidthError(
-            f"downscale: {height}x{width} is no multiple of factor={factor} in both directions. "
+            f"downscale: {height}x{width} is not a multiple of factor={factor} in both directions. "
             f"Cut it first: crop_to_multiple(images, {factor})."
         )
     size = (height // factor, width // factor)
@@ -32,9 +32,9 @@ def downscale(images: Tensor, factor: int) -> Tensor:
 
 
 def upscale(images: Tensor, factor: int) -> Tensor:
-    """Enlarge (N, C, H, W) images `factor` times: the baseline every super-resolution result beats.
+    """Enlarge (N, C, H, W) images `factor` times: the baseline of super-resolution.
 
-    uint8 images come back rounded to uint8, floating-point ones as in `downscale`.
+    uint8 images are rounded to uint8; floating-point images are as in `downscale`.
     """
     _check(images, factor)
     height, width = images.shape[-2:]
@@ -49,7 +49,7 @@ def crop_to_multiple(images: Tensor, factor: int) -> Tensor:
 
 
 def round_to_uint8(images: Tensor) -> Tensor:
-    """8-bit pixels of floating-point images in [0, 1]: what a picture file would hold."""
+    """8-bit pixels of floating-point images in [0, 1], as in a picture file."""
     return _round(images * 255)
 
 
@@ -71,7 +71,7 @@ def _check(images: Tensor, factor: int) -> None:
 
 
 def _resize(images: Tensor, size: tuple[int, int], margin: int, cut: int) -> Tensor:
-    """Mirror `margin` pixels around the images, resize, and cut the `cut` pixels that makes."""
+    """Mirror `margin` pixels around the images, resize, and cut `cut` pixels on each side."""
     padded = _mirror(_mirror(images, margin, -2), margin, -1)
     if images.dtype == torch.uint8:
         padded = padded.float()
@@ -83,7 +83,7 @@ def _resize(images: Tensor, size: tuple[int, int], margin: int, cut: int) -> Ten
 
 
 def _mirror(images: Tensor, margin: int, dim: int) -> Tensor:
-    """Continue the images past their border, edge pixel repeated, however small they are."""
+    """Extend the images beyond their border by mirroring, with the edge pixel repeated."""
     length = images.shape[dim]
     position = torch.arange(-margin, length + margin, device=images.device) % (2 * length)
     return images.index_select(
@@ -92,5 +92,5 @@ def _mirror(images: Tensor, margin: int, dim: int) -> Tensor:
 
 
 def _round(levels: Tensor) -> Tensor:
-    """Nearest 8-bit level, halves upwards as in MATLAB (`Tensor.round` takes them to even)."""
+    """Nearest 8-bit level, halves up as in MATLAB (`Tensor.round` rounds halves to even)."""
     return (levels + 0.5).floor().clamp(0, 255).to(torch.uint8)

@@ -1,4 +1,4 @@
-"""Every choice of a super-resolution run."""
+"""The settings of a super-resolution run."""
 
 from __future__ import annotations
 
@@ -13,45 +13,53 @@ from anywidth.measuring.width_lists import spectrum_widths
 
 @dataclass(frozen=True)
 class SuperResolutionSettings(TaskSettings):
-    """Every choice of a super-resolution run; the network and the widths are the paper's."""
+    """The settings of a super-resolution run; network and widths are the paper's."""
 
     task: ClassVar[str] = "super_resolution"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2  # version 1 lacks some fields
     places: ClassVar[tuple[str, ...]] = ("data_dir", "eval_dir", "cache_dir")
-    of_us_nets: ClassVar[tuple[str, ...]] = ("widths_per_step", "lattice", "distill", "truth")
+    of_us_nets: ClassVar[tuple[str, ...]] = (
+        *("widths_per_step", "nonuniform", "lattice", "teacher", "distill", "truth"),
+    )
 
-    channels: int = option(64, "channels carried from block to block", at_least=1)
-    blocks: int = option(8, "residual blocks", at_least=1)
-    scale: int = option(2, "how much larger pictures become", at_least=2, at_most=4)
+    channels: int = option(64, "channels between blocks", at_least=1, at_most=2**14)
+    blocks: int = option(8, "residual blocks", at_least=1, at_most=1000)
+    scale: int = option(2, "factor by which pictures are enlarged", at_least=2, at_most=4)
     data_dir: str | None = option(
-        None, "folder of pictures, or DIV2K's; none takes the bundled ones"
+        None, "folder of pictures, or DIV2K's; none uses the bundled ones"
     )
     eval_dir: str | None = option(
-        None, "pictures to evaluate on; each subfolder (Set5, Set14) is a set"
+        None, "folder of evaluation pictures; each subfolder (Set5, Set14) is a set"
     )
-    cache_dir: str | None = option(None, "where decoded pictures too large for memory are kept")
-    bicubic_start: bool = option(True, "initial weights that upscale as bicubic does, nearly")
+    cache_dir: str | None = option(None, "folder for decoded pictures that do not fit into memory")
+    held_out: float = option(
+        0.0,
+        "share of the training pictures, the last by name, kept for `anywidth search`",
+        at_least=0,
+        at_most=0.5,
+    )
+    bicubic_start: bool = option(True, "start with weights that upscale almost like bicubic")
 
-    method: Literal["us", "i"] = option("us", "universally slimmable, or one width alone")
+    method: Literal["us", "i"] = option("us", "universally slimmable (us), or one width (i)")
     low: float = option(0.5, "narrowest width (32 of 64 channels)", above=0, at_most=1)
-    divisor: int = option(1, "channels are multiples of this; 1 allows every count", at_least=1)
+    divisor: int = option(1, "channels are multiples of this; 1 allows any number", at_least=1)
     distill: Literal["none", "l1", "l2"] = option(
-        "l2", "how narrower widths learn from the widest one's patches"
+        "l2", "loss of narrower widths against the patches of the widest"
     )
     truth: float = option(
-        0.0, "share of the true patches in what narrower widths learn", at_least=0, at_most=1
+        0.0, "share of the true patches in the loss of narrower widths", at_least=0, at_most=1
     )
 
-    epochs: int = option(20, "stretches between validations", at_least=1)
-    steps_per_epoch: int = option(1000, "training steps of each", at_least=1)
+    epochs: int = option(20, "number of epochs", at_least=1)
+    steps_per_epoch: int = option(1000, "training steps per epoch", at_least=1)
     batch_size: int = option(16, "patches per step, all ranks together", at_least=1)
-    patch: int = option(48, "side of a low-resolution patch, px", at_least=1)
-    learning_rate: float = option(1e-3, "of Adam at its highest", above=0)
-    warmup_steps: int = option(100, "rise to it over so many steps", at_least=0)
+    patch: int = option(48, "side of a low-resolution patch, px", at_least=1, at_most=2**14)
+    learning_rate: float = option(1e-3, "highest learning rate of Adam", above=0)
+    warmup_steps: int = option(100, "steps of warm-up", at_least=0)
 
-    validation_pictures: int = option(5, "validate on so many at most", at_least=1)
+    validation_pictures: int = option(5, "largest number of validation pictures", at_least=1)
     precision: Literal["auto", "float32", "tf32", "bfloat16"] = option(
-        "auto", "of training; auto is tf32 on a GPU, float32 on a CPU"
+        "auto", "precision of training; auto is tf32 on a GPU, float32 on a CPU"
     )
     validate_every: int = option(1, "epochs between validations", at_least=1)
     log_every: int = option(20, "steps between rows of metrics.csv", at_least=1)
@@ -72,4 +80,5 @@ class SuperResolutionSettings(TaskSettings):
 
     def unread(self) -> dict[str, str]:
         has_no_teacher = self.method == "us" and self.distill == "none"
-        return super().unread() | ({"truth": "distill='none'"} if has_no_teacher else {})
+        without = dict.fromkeys(("truth", "teacher"), self.given("distill"))
+        return super().unread() | (without if has_no_teacher else {})

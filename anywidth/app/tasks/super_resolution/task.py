@@ -1,12 +1,11 @@
-"""Super-resolution: one WDSR trained for all widths, and individually trained ones beside it.
+"""Super-resolution: one WDSR trained for all widths, and individually trained baselines.
 
-WDSR has weight norm and no batch norm, so nothing has to be calibrated: any width can be run as
-soon as training has ended.
+WDSR has weight norm and no batch norm, so nothing has to be calibrated: after training, any width
+can be used.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,170 +16,54 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anywidth.app.runs.loop import Training, load_weights, save_final, train
+from anywidth.app.runs.loop import Training, load_final, save_final, train
 from anywidth.app.runs.run import Run
+from anywidth.app.runs.schedules import scheduled_rate
 from anywidth.app.showing.report import Section
 from anywidth.app.tasks.examples import Example
+from anywidth.app.tasks.judging import Judging
 from anywidth.app.tasks.registry import Task
+from anywidth.app.tasks.starting_weights import start_with_weights
 from anywidth.app.tasks.super_resolution.command import upscale as upscale_command
 from anywidth.app.tasks.super_resolution.crops import crop_sections
 from anywidth.app.tasks.super_resolution.deployment import deployed_upscaler, upscaler_examples
-from anywidth.app.tasks.super_resolution.image_quality import WINDOW
+from anywidth.app.tasks.super_resolution.judged_patches import judged_by_patches
+from anywidth.app.tasks.super_resolution.networks import build_model
 from anywidth.app.tasks.super_resolution.patches import PatchLoader
+from anywidth.app.tasks.super_resolution.picture_sets import (
+    load_evaluation_sets,
+    load_training_pictures,
+    split_pictures,
+)
 from anywidth.app.tasks.super_resolution.pictures import (
-    BUNDLED,
     PicturePairs,
-    find_images,
-    load_pairs,
 )
 from anywidth.app.tasks.super_resolution.recipes import RECIPES
-from anywidth.app.tasks.super_resolution.resize import upscale
 from anywidth.app.tasks.super_resolution.settings import SuperResolutionSettings
 from anywidth.app.tasks.super_resolution.upscaling import Sets, evaluate, mean_psnr
-from anywidth.app.tasks.task_settings import arithmetic_of
+from anywidth.app.tasks.task_settings import arithmetic_of, read_settings
 from anywidth.app.tasks.trained import Trained
-from anywidth.deploying.deployment import Deployment
 from anywidth.distributed import local_device, rank, world_size
 from anywidth.errors import AnywidthError
 from anywidth.measuring.spectra import Metric
-from anywidth.models.wdsr import WDSR, wdsr
-from anywidth.planning.trace import plan as make_plan
-from anywidth.slimming.convert import at_width, slimmable
+from anywidth.models.wdsr import WDSR
+from anywidth.slimming.convert import at_width
 from anywidth.training.precision import tf32_arithmetic
 from anywidth.training.step import Loss, SandwichStep, StepResult
-from anywidth.width import WidthRange, round_channels
-
-EXAMPLE_SIDE = 48
-"""Multiply-adds are counted for a low-resolution input of 48x48, as in the paper."""
-
-
-# ---- data, network, optimiser --------------------------------------------------------------------
-
-
-def load_training_pictures(settings: SuperResolutionSettings) -> PicturePairs:
-    folder = BUNDLED / "train"
-    if settings.data_dir is not None:
-        folder = _folder(settings.data_dir, "--data-dir")
-    return load_pairs(folder, settings.scale, patch=settings.patch, cache=settings.cache_dir)
-
-
-def load_evaluation_sets(settings: SuperResolutionSettings) -> dict[str, PicturePairs]:
-    """The pictures to evaluate on by the name of their set, the smallest set first."""
-    # Inside the border that is cut, SSIM needs room for its window.
-    smallest = math.ceil((WINDOW + 2 * settings.scale) / settings.scale)
-    sets = {
-        name: load_pairs(
-            folder,
-            settings.scale,
-            split="valid",
-            patch=smallest,
-            cache=settings.cache_dir,
-            subfolders=subfolders,
-        )
-        for name, (folder, subfolders) in _evaluation_folders(settings).items()
-    }
-    return dict(sorted(sets.items(), key=lambda item: (len(item[1]), item[0])))
-
-
-def _evaluation_folders(settings: SuperResolutionSettings) -> dict[str, tuple[Path, bool]]:
-    """Each set's folder, and whether its subfolders are part of it.
-
-    These are the subfolders of `eval_dir`, and the pictures beside them as one more set; else
-    DIV2K's validation pictures; else the bundled ones.
-    """
-    given = settings.eval_dir or settings.data_dir
-    if given is not None and (Path(given) / "DIV2K_valid_HR").is_dir():
-        return {"DIV2K": (Path(given), True)}
-    if settings.eval_dir is None:
-        return {"bundled": (BUNDLED / "eval", True)}
-    folder = _folder(settings.eval_dir, "--eval-dir")
-    paths = find_images(folder)
-    inside = {path.relative_to(folder).parts[0] for path in paths if path.parent != folder}
-    found = {name: (folder / name, True) for name in inside if not name.startswith(".")}
-    own = folder.resolve().name
-    if any(path.parent == folder for path in paths):
-        found[f"{own} itself" if own in found else own] = (folder, False)
-    return found or {own: (folder, True)}
-
-
-def _folder(place: str, option: str) -> Path:
-    if not Path(place).is_dir():
-        raise AnywidthError(
-            f"{place} is no folder: say where the pictures lie with {option} FOLDER"
-        )
-    return Path(place)
-
-
-def build_model(settings: SuperResolutionSettings) -> WDSR:
-    """The converted network of a configuration, with its initial weights.
-
-    At width k / channels it is the WDSR of k channels: inside each block the wide activation is
-    kept at its multiple of what the block carries, where rounding alone could miss by one.
-    """
-    torch.manual_seed(settings.seed)
-    channels, widths = settings.channels, settings.width_range
-    if settings.method == "i":
-        # Built for its width: the initial weights know their own fan-in.
-        channels = min(channels, round_channels(channels * settings.width, settings.divisor))
-        widths = WidthRange(1.0, 1.0, settings.divisor)
-    model = wdsr(channels, settings.blocks, settings.scale)
-    if settings.bicubic_start:
-        start_from_bicubic(model)
-    plan = make_plan(model, torch.rand(2, 3, EXAMPLE_SIDE, EXAMPLE_SIDE))
-    carried = plan.group_of("head")
-    for block in range(settings.blocks):
-        wide = plan.group_of(f"body.{block}.widen")
-        plan.tie(wide.name, carried.name, wide.channels // carried.channels)
-    slimmable(model, plan, widths)
-    return model
-
-
-@torch.no_grad()
-def start_from_bicubic(model: WDSR) -> None:
-    """Sets the 5x5 skip to bicubic upscaling and turns the deep branch down to a tenth.
-
-    From random weights the first hundred steps or more only bring a network up to bicubic.
-    """
-    radius, scale = 2, model.scale
-    impulse = torch.zeros(1, 1, 4 * radius + 1, 4 * radius + 1)
-    impulse[..., 2 * radius, 2 * radius] = 1
-    # Column d of phase p is what the impulse gives d pixels before it: a correlation's kernel.
-    around = slice(radius * scale, (3 * radius + 1) * scale)
-    response = upscale(impulse, scale)[0, 0, around, around]
-    phases = response.unflatten(0, (-1, scale)).unflatten(2, (-1, scale)).permute(1, 3, 0, 2)
-    kernels = phases.flip(2, 3).flatten(0, 1)
-    weight = torch.zeros_like(model.skip.weight)
-    for channel in range(weight.shape[1]):
-        weight[channel * scale**2 : (channel + 1) * scale**2, channel] = kernels
-    model.skip.weight = weight
-    nn.init.zeros_(_bias(model.skip))
-    nn.init.zeros_(_bias(model.tail))
-    model.tail.weight = 0.1 * model.tail.weight
-
-
-def _bias(layer: nn.Conv2d) -> Tensor:
-    assert layer.bias is not None
-    return layer.bias
+from anywidth.translating.deployment import Deployment
 
 
 def distillation_of(settings: SuperResolutionSettings) -> Loss | None:
-    """What narrower widths learn beside the true patches, whose share is `truth`.
+    """The loss of narrower widths besides the true patches, whose share is `truth`.
 
-    Pulling a narrow width towards the widest also moves the weights they share, and with them the
-    widest. An absolute error pulls as hard however close the two are, and wins over the truth:
-    alone (`truth=0`) it leaves all widths alike and none better than bicubic. A squared error
-    fades as they come close and does not.
+    Pulling a narrow width towards the widest also moves the weights that they share. An absolute
+    error pulls equally hard however close the two are, and wins over the truth: alone (`truth=0`)
+    it makes all widths alike and none better than bicubic. A squared error fades as they come
+    close, and does not have this problem.
     """
     if settings.method == "i" or settings.distill == "none":
         return None
     return F.l1_loss if settings.distill == "l1" else F.mse_loss
-
-
-def learning_rate(step: int, total: int, warmup: int, highest: float) -> float:
-    """Half a cosine wave to zero over all steps, after a linear rise if there is one."""
-    if step < warmup:
-        return highest * (step + 1) / warmup
-    return highest * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
 
 
 def make_loader(
@@ -200,7 +83,7 @@ def make_loader(
 
 
 def _fits(pairs: PicturePairs, device: torch.device) -> bool:
-    """Whether all pictures leave the device half of its free memory."""
+    """Whether all pictures fit into half of the device's free memory."""
     if device.type != "cuda":
         return True
     needed = pairs.low.pixels.numel() + pairs.high.pixels.numel()
@@ -211,12 +94,15 @@ def _fits(pairs: PicturePairs, device: torch.device) -> bool:
 
 
 def train_run(run: Run, settings: SuperResolutionSettings) -> bool:
-    """Trains until the last step, or an interrupt (then false); resumes where the run left off."""
+    """Train or resume a run until its last step; false if it was interrupted."""
     device = local_device(settings.device)
     precision = arithmetic_of(settings.precision, device)
-    loader = make_loader(settings, load_training_pictures(settings), device)
+    pictures = load_training_pictures(settings)
+    run.keep_data(pictures.facts())
+    loader = make_loader(settings, pictures, device)
     sets = load_evaluation_sets(settings)
     model = build_model(settings).to(device)
+    start_with_weights(run, model, settings)
     optimizer = torch.optim.Adam(
         model.parameters(), lr=settings.learning_rate, fused=device.type == "cuda"
     )
@@ -227,6 +113,7 @@ def train_run(run: Run, settings: SuperResolutionSettings) -> bool:
         distillation_of(settings),
         settings.sampling(),
         truth=settings.truth,
+        **settings.step_options(),
         autocast=torch.bfloat16 if precision == "bfloat16" else None,
     )
     total = settings.epochs * len(loader)
@@ -235,7 +122,9 @@ def train_run(run: Run, settings: SuperResolutionSettings) -> bool:
         step,
         loader,
         settings.epochs,
-        lambda number: learning_rate(number, total, settings.warmup_steps, settings.learning_rate),
+        lambda number: scheduled_rate(
+            number, total, settings.warmup_steps, settings.learning_rate, "cosine"
+        ),
         partial(_measure, _ends(settings)),
         partial(_validate, model, sets, settings),
         settings.validate_every,
@@ -246,6 +135,8 @@ def train_run(run: Run, settings: SuperResolutionSettings) -> bool:
     with tf32_arithmetic(precision != "float32"):
         if not train(training):
             return False
+    if step.ema is not None:
+        step.ema.copy_to(model)
     save_final(run, model, {"steps": step.count})
     return True
 
@@ -256,7 +147,7 @@ def _ends(settings: SuperResolutionSettings) -> list[float]:
 
 
 def _measure(ends: Sequence[float], result: StepResult, targets: Tensor) -> dict[str, Tensor]:
-    """The distance to the true patches at both ends, whatever each of them is trained on."""
+    """The distance to the true patches at both ends of the widths."""
     outputs = result.outputs[: len(ends)]
     return {
         f"loss/{width}": F.l1_loss(output.float(), targets)
@@ -281,7 +172,7 @@ def _validate(model: WDSR, sets: Sets, settings: SuperResolutionSettings) -> dic
 
 @dataclass(frozen=True)
 class TrainedUpscaler(Trained):
-    """A finished run: its network as trained, and the pictures to evaluate on if asked for."""
+    """A finished run: its trained network, and the evaluation pictures if loaded."""
 
     settings: SuperResolutionSettings
     model: WDSR
@@ -301,6 +192,21 @@ class TrainedUpscaler(Trained):
         assert isinstance(model, WDSR)
         return evaluate(model, self.pictures())
 
+    @property
+    def measured_on(self) -> str:
+        counted = []
+        for name, pairs in self.pictures().items():
+            pictures = f"picture{'s' * (len(pairs) != 1)}"
+            is_bundled = self.settings.eval_dir is None and name == "bundled"
+            named = f"bundled {pictures}" if is_bundled else f"{pictures} of {name}"
+            counted.append(f"{len(pairs)} {named}")
+        return ", ".join(counted)
+
+    def judging(self, seed: int = 0) -> Judging:
+        pictures, held_out = split_pictures(self.settings)
+        self.run.check_data(pictures.facts())
+        return judged_by_patches(self, pictures, held_out, seed)
+
     def deployment(self) -> Deployment:
         return deployed_upscaler(self)
 
@@ -308,7 +214,7 @@ class TrainedUpscaler(Trained):
         return upscaler_examples(self)
 
     def sections(self) -> list[Section]:
-        """Crops at several widths, beside bicubic and the truth."""
+        """Crops at several widths, with bicubic and the truth."""
         return crop_sections(self)
 
     def pictures(self) -> Sets:
@@ -323,14 +229,14 @@ def open_trained(
     with_data: bool = True,
     settings: SuperResolutionSettings | None = None,
 ) -> TrainedUpscaler:
-    """Loads a finished run for evaluating or upscaling.
+    """Load a finished run to evaluate or upscale.
 
-    A `settings` given stands for the run's own: its pictures may lie elsewhere by now.
+    `settings` replace the run's own, for pictures that have moved.
     """
     run = Run.open_finished(folder, writing=rank() == 0)
-    settings = settings or run.read_settings(SuperResolutionSettings)
+    settings = settings or read_settings(run, SuperResolutionSettings)
     model = build_model(settings)
-    load_weights(model, run.model_tensors(), run.folder)
+    load_final(model, run)
     model.to(local_device(device)).eval()
     return TrainedUpscaler(
         run, settings, model, load_evaluation_sets(settings) if with_data else None

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from anywidth.errors import AnywidthError
+from anywidth.measuring.shown_progress import tracked_if_shown
 
 
 @torch.no_grad()
@@ -16,20 +17,22 @@ def run_tiled(
     scale: int,
     tile: int = 256,
     overlap: int = 32,
+    shows_progress: bool = False,
 ) -> Tensor:
-    """Upscale `image` (N, C, H, W) in tiles; memory beyond the result is that of one tile.
+    """Upscale `image` (N, C, H, W) in tiles; it needs the memory of the result and of one tile.
 
-    Every tile is computed with `overlap` pixels of its neighbours around it, which are thrown away
-    afterwards. With at least the network's receptive radius (`WDSR.receptive_radius`) the result is
-    the untiled one; less is faster, and seams appear only as far as the network looks further.
+    Every tile is computed with `overlap` pixels of its neighbours, which are cut off afterwards.
+    With at least the network's receptive radius (`WDSR.receptive_radius`) the result equals the
+    untiled one; a smaller overlap is faster, but seams may appear.
 
-    Arguments:
-        network: takes (N, C, h, w), gives (N, C', scale * h, scale * w). It may move a tile to its
-            own device; the result is gathered where `image` is.
-        scale: how much larger the network makes an image.
-        tile: the largest side of what the network is given, overlap included. All tiles of an image
-            have one shape.
-        overlap: pixels shared with each neighbour, under half of `tile`.
+    Args:
+        network: (N, C, h, w) → (N, C', scale * h, scale * w). It may move a tile to its own
+            device; the result is on the device of `image`.
+        scale: factor by which the network enlarges an image.
+        tile: the largest side of the network's input, including overlap. All tiles of an image have
+            the same shape.
+        overlap: pixels shared with each neighbour, less than half of `tile`.
+        shows_progress: show how many tiles are done, if there are several.
     """
     if image.ndim != 4 or image.numel() == 0:
         raise AnywidthError(
@@ -42,32 +45,33 @@ def run_tiled(
             f"two overlaps. Pass tile={2 * max(overlap, 0) + 64} or a smaller overlap."
         )
     result: Tensor | None = None
-    for rows, kept_rows in _windows(image.shape[-2], tile, overlap):
-        for columns, kept_columns in _windows(image.shape[-1], tile, overlap):
-            part = network(image[..., rows, columns])
-            expected = ((rows.stop - rows.start) * scale, (columns.stop - columns.start) * scale)
-            if part.shape[-2:] != expected:
-                raise AnywidthError(
-                    f"run_tiled: the network made {tuple(part.shape[-2:])} of a tile where "
-                    f"scale={scale} expects {expected}. Pass the scale the network was built with."
-                )
-            if result is None:
-                height, width = image.shape[-2] * scale, image.shape[-1] * scale
-                shape = (*part.shape[:-2], height, width)
-                result = torch.empty(shape, dtype=part.dtype, device=image.device)
-            inside_rows = _shift(kept_rows, -rows.start, scale)
-            inside_columns = _shift(kept_columns, -columns.start, scale)
-            target = result[..., _shift(kept_rows, 0, scale), _shift(kept_columns, 0, scale)]
-            target.copy_(part[..., inside_rows, inside_columns])
+    across = list(_windows(image.shape[-1], tile, overlap))
+    tiles = [(*row, *one) for row in _windows(image.shape[-2], tile, overlap) for one in across]
+    is_shown = shows_progress and len(tiles) > 1
+    for rows, kept_rows, columns, kept_columns in tracked_if_shown(tiles, "upscaling", is_shown):
+        part = network(image[..., rows, columns])
+        expected = ((rows.stop - rows.start) * scale, (columns.stop - columns.start) * scale)
+        if part.shape[-2:] != expected:
+            raise AnywidthError(
+                f"run_tiled: the network returned {tuple(part.shape[-2:])} for a tile, but "
+                f"scale={scale} expects {expected}. Pass the network's own scale."
+            )
+        if result is None:
+            height, width = image.shape[-2] * scale, image.shape[-1] * scale
+            shape = (*part.shape[:-2], height, width)
+            result = torch.empty(shape, dtype=part.dtype, device=image.device)
+        inside_rows = _shift(kept_rows, -rows.start, scale)
+        inside_columns = _shift(kept_columns, -columns.start, scale)
+        target = result[..., _shift(kept_rows, 0, scale), _shift(kept_columns, 0, scale)]
+        target.copy_(part[..., inside_rows, inside_columns])
     assert result is not None
     return result
 
 
 def _windows(length: int, tile: int, overlap: int) -> Iterator[tuple[slice, slice]]:
-    """Along one axis: what each tile reads, and the part of it that is kept.
+    """Along one axis: the span that each tile reads, and the part of it that is kept.
 
-    The last tile is moved back to end with the image rather than made smaller, so that the network
-    sees one shape.
+    The last tile is moved back instead of made smaller, so that the network sees one shape.
     """
     stride = tile - 2 * overlap
     last_start = max(length - tile, 0)

@@ -1,4 +1,4 @@
-"""Upscaling pictures with a trained network, and how close they come to the true ones."""
+"""Upscale pictures with a trained network, and measure the quality."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from anywidth.models.wdsr import WDSR
 from anywidth.training.precision import tf32_arithmetic
 
 Sets = Mapping[str, PicturePairs]
-"""Pictures to evaluate on, by the name of their set."""
+"""Evaluation pictures by the name of their set."""
 
 
 @torch.no_grad()
-def super_resolve(model: WDSR, images: Tensor) -> Tensor:
-    """Upscales (N, 3, H, W) images in [0, 1] of any size, at the width the network is set to.
+def super_resolve(model: WDSR, images: Tensor, *, shows_progress: bool = False) -> Tensor:
+    """Upscale (N, 3, H, W) images in [0, 1] of any size, at the current width.
 
-    Large ones pass in tiles that overlap by what the network sees, so that no seam shows. The
-    result lies in [0, 1], where `images` is.
+    Large images are processed in tiles that overlap by the receptive radius, so there are no seams.
+    The result is in [0, 1], on the device of `images`.
     """
     device = next(model.parameters()).device
 
@@ -34,22 +34,29 @@ def super_resolve(model: WDSR, images: Tensor) -> Tensor:
 
     radius = model.receptive_radius
     with tf32_arithmetic(False):
-        return run_tiled(run, images, scale=model.scale, tile=max(256, 4 * radius), overlap=radius)
+        return run_tiled(
+            run,
+            images,
+            scale=model.scale,
+            tile=max(256, 4 * radius),
+            overlap=radius,
+            shows_progress=shows_progress,
+        )
 
 
 def predict(model: WDSR, low: Tensor) -> Tensor:
-    """The 8-bit picture made of one (3, H, W), which is what gets measured."""
+    """The 8-bit upscaled picture of one (3, H, W), for measuring."""
     device = next(model.parameters()).device
     return round_to_uint8(super_resolve(model, low[None].to(device).float() / 255))[0]
 
 
 def evaluate(model: WDSR, sets: Sets) -> dict[str, float]:
-    """PSNR in dB and SSIM of the network at the width it is set to, as papers report them."""
+    """PSNR in dB and SSIM at the current width, as papers report them."""
     return _evaluate(partial(predict, model), sets)
 
 
 def mean_psnr(model: WDSR, sets: Sets, count: int) -> float:
-    """PSNR over the first `count` pictures; for validating, as SSIM takes longer than a network."""
+    """PSNR over the first `count` pictures, for validation: SSIM takes longer than the network."""
     pairs = ((p[index], p.scale) for p in sets.values() for index in range(len(p)))
     scores = [
         _psnr(predict(model, low), high, scale)
@@ -65,7 +72,7 @@ def evaluate_bicubic(sets: Sets) -> dict[str, float]:
 
 
 def _evaluate(enlarge: Callable[[Tensor], Tensor], sets: Sets) -> dict[str, float]:
-    """Means over all sets, each counted once however large it is; then of each set."""
+    """The mean over all sets, with equal weight per set, and the mean of each set."""
     means: dict[str, dict[str, float]] = {}
     for name, pairs in sets.items():
         scores: dict[str, list[float]] = {"psnr": [], "ssim": []}

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 import anywidth as aw
 from anywidth.app.runs.metrics import read_metrics
 from anywidth.app.runs.run import Run
+from anywidth.app.runs.schedules import scheduled_rate
+from anywidth.app.tasks.classification.networks import build_model
+from anywidth.app.tasks.classification.optimization import make_optimizer
 from anywidth.app.tasks.classification.task import (
     ClassificationSettings,
     TrainedClassifier,
-    build_model,
     calibration_images,
     evaluate,
-    learning_rate,
-    make_optimizer,
     open_trained,
     train_run,
 )
@@ -41,7 +41,7 @@ TINY = ClassificationSettings(
 
 def trained(settings: ClassificationSettings, folder: Path) -> TrainedClassifier:
     assert train_run(Run.create(folder, settings), settings)
-    return open_trained(folder, "cpu")
+    return open_trained(folder, "cpu", settings=settings)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_the_ends_are_validated_while_training(us_net: TrainedClassifier) -> Non
 
 def test_a_reopened_run_is_the_same_network(us_net: TrainedClassifier) -> None:
     us_net.calibrate([0.5])
-    again = open_trained(us_net.run.folder, "cpu")
+    again = open_trained(us_net.run.folder, "cpu", settings=TINY)
     for width in (0.25, 0.5, 1.0):
         assert top1_error(again, width) == top1_error(us_net, width)
 
@@ -156,10 +156,10 @@ def test_seeds_decide_the_weights(tmp_path: Path) -> None:
 
 
 def test_the_learning_rate_rises_and_falls_in_straight_lines() -> None:
-    rates = [learning_rate(step, total=10, warmup=4, highest=1.0) for step in range(10)]
+    rates = [scheduled_rate(step, total=10, warmup=4, highest=1.0) for step in range(10)]
     assert rates[:5] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
     assert rates[4:] == pytest.approx([1 - i / 6 for i in range(6)])
-    plain = [learning_rate(step, total=4, warmup=0, highest=0.5) for step in range(4)]
+    plain = [scheduled_rate(step, total=4, warmup=0, highest=0.5) for step in range(4)]
     assert plain == pytest.approx([0.5, 0.375, 0.25, 0.125])
 
 
@@ -248,17 +248,17 @@ def test_sampling_follows_the_method() -> None:
     ("changes", "message"),
     [
         ({"epochs": 0}, "epochs"),
-        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": 0}, "batch-size"),
         ({"temperature": 0.0}, "temperature"),
         ({"temperature": -1.0}, "temperature"),
         ({"method": "i", "width": 1.5}, "width"),
         ({"method": "i", "width": 0.0}, "width"),
-        ({"label_smoothing": 1.0}, "label_smoothing"),
+        ({"label_smoothing": 1.0}, "label-smoothing"),
         (
             {"total_stride": 8, "strides": (1, 1, 2, 2, 2)},
-            "total_stride",
+            "total-stride",
         ),
-        ({"data_dir": "here"}, "data_dir"),
+        ({"data_dir": "here"}, "data-dir"),
     ],
     ids=str,
 )
@@ -283,6 +283,6 @@ def test_samples_below_two_are_refused(us_net: TrainedClassifier) -> None:
 
 
 def test_data_must_be_loaded_to_be_used(us_net: TrainedClassifier) -> None:
-    bare = open_trained(us_net.run.folder, "cpu", with_data=False)
+    bare = open_trained(us_net.run.folder, "cpu", with_data=False, settings=TINY)
     with pytest.raises(aw.AnywidthError, match="loaded"):
         bare.evaluate(bare.model)

@@ -169,7 +169,7 @@ def test_send_and_receive_are_the_halves_of_step() -> None:
     with pytest.raises(AnywidthError, match="step"):
         halves.receive()  # type: ignore[attr-defined]
     halves.send(np.zeros(2, np.int64))  # type: ignore[attr-defined]
-    with pytest.raises(AnywidthError, match="still"):
+    with pytest.raises(AnywidthError, match="receive"):
         halves.send(np.zeros(2, np.int64))  # type: ignore[attr-defined]
     assert np.array_equal(halves.reset(), whole.reset())
 
@@ -314,6 +314,8 @@ def test_a_screen_must_be_asked_for(name: str) -> None:
         ("atari:braekout", {}, "space_invaders"),
         ("minatar:pong", {}, "seaquest"),
         ("gym:NoSuchGame-v1", {}, "NoSuchGame"),
+        ("gym:GymV21Environment-v0", {}, "shimmy"),
+        ("gym:phys2d/CartPole-v1", {}, "jax"),
         ("gym:Pendulum-v1", {}, "actions"),
         ("minatar:breakout", {"count": 0}, "count"),
         ("minatar:breakout", {"most_steps": -1}, "most_steps"),

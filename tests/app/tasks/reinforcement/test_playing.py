@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 import anywidth as aw
+from anywidth.app.runs.loop import save_final
 from anywidth.app.runs.run import Run
 from anywidth.app.tasks.reinforcement.environments import make_environment
 from anywidth.app.tasks.reinforcement.environments.recording import (
@@ -284,7 +285,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("play") / "run"
     model = build_model(settings, 3, (4, 10, 10))
     state = {"actions": 3, "observation_shape": [4, 10, 10]}
-    Run.create(folder, settings).save_final({"model": model.state_dict()}, {"steps": 0, **state})
+    save_final(Run.create(folder, settings), model, {"steps": 0, **state})
     return folder
 
 
@@ -337,7 +338,7 @@ def individual(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("play") / "a [bold] name of some length, as folders have them"
     model = build_model(settings, 3, (4, 10, 10))
     state = {"actions": 3, "observation_shape": [4, 10, 10]}
-    Run.create(folder, settings).save_final({"model": model.state_dict()}, {"steps": 0, **state})
+    save_final(Run.create(folder, settings), model, {"steps": 0, **state})
     return folder
 
 

@@ -176,7 +176,7 @@ def test_what_narrower_widths_learn() -> None:
     assert follow_widest(alone, widest, widest).item() == pytest.approx(0.0, abs=1e-7)
     by_ppo = distillation_of(replace(SETTINGS, distill="ppo"))
     torch.testing.assert_close(
-        by_ppo.function(output, widest, targets),  # type: ignore[union-attr]
+        by_ppo(output, widest, targets=targets),  # type: ignore[misc]
         ppo_loss(SETTINGS, output, targets, played=False),
     )
     assert distillation_of(replace(SETTINGS, distill="none")) is None
@@ -375,7 +375,7 @@ def test_clipping_rewards_and_annealing_the_clip() -> None:
 
 def test_a_batch_must_divide_the_rollout() -> None:
     model = small_network()
-    with pytest.raises(AnywidthError, match="batch_size"):
+    with pytest.raises(AnywidthError, match="batch-size"):
         RolloutLoader(replace(SETTINGS, batch_size=100), model, CPU)
     with pytest.raises(AnywidthError, match="rollout"):
         replace(SETTINGS, rollout=0).check()

@@ -338,10 +338,10 @@ def test_individual_networks_stand_beside_their_width(finished: Path, tmp_path: 
         (["--environment", "minatar:pong"], "'pong'"),
         (["--environment", "chess"], "'chess'"),
         (["--batch-size", "1000"], "1024"),
-        (["--batch-size", "1"], "batch_size"),
+        (["--batch-size", "1"], "--batch-size"),
         (["--steps", "0"], "steps"),
         (["--distill", "l1"], "ppo"),
-        (["--enviroments", "8"], "'environments'"),
+        (["--enviroments", "8"], "--environments"),
         (["--method", "i", "--width", "0"], "width"),
     ],
 )

@@ -148,7 +148,7 @@ def test_an_epoch_covers_the_pictures_once_by_default() -> None:
         ({"patch": 0}, "patch"),
         ({"batch_size": 3, "world_size": 2}, "ranks"),
         ({"rank": 2, "world_size": 2}, "rank"),
-        ({"samples": 3, "batch_size": 4}, "batch_size"),
+        ({"samples": 3, "batch_size": 4}, "batch-size"),
     ],
 )
 def test_bad_arguments_are_named(options: dict, named: str) -> None:

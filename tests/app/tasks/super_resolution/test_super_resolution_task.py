@@ -15,16 +15,15 @@ from torch import Tensor
 import anywidth as aw
 from anywidth.app.runs.metrics import read_metrics
 from anywidth.app.runs.run import Run
+from anywidth.app.runs.schedules import scheduled_rate
+from anywidth.app.tasks.super_resolution.networks import build_model, start_from_bicubic
+from anywidth.app.tasks.super_resolution.picture_sets import load_evaluation_sets
 from anywidth.app.tasks.super_resolution.pictures import BUNDLED
 from anywidth.app.tasks.super_resolution.resize import upscale
 from anywidth.app.tasks.super_resolution.task import (
     SuperResolutionSettings,
-    build_model,
     distillation_of,
-    learning_rate,
-    load_evaluation_sets,
     open_trained,
-    start_from_bicubic,
     train_run,
 )
 from anywidth.app.tasks.super_resolution.upscaling import evaluate, evaluate_bicubic, super_resolve
@@ -123,7 +122,7 @@ def test_losses_and_schedule() -> None:
     assert squared is not None
     assert absolute(near, far).item() == pytest.approx(0.5)
     assert squared(near, far).item() == pytest.approx(0.25)
-    rates = [learning_rate(step, 100, 10, 1.0) for step in range(100)]
+    rates = [scheduled_rate(step, 100, 10, 1.0, "cosine") for step in range(100)]
     assert rates[9] == rates[10] == 1.0
     assert rates[55] == pytest.approx(0.5)
     assert rates[-1] < 1e-3
@@ -233,7 +232,7 @@ def test_pictures_too_small_for_ssim_are_left_out_by_name(
     Image.new("RGB", (smallest, 40), "teal").save(tmp_path / "enough.png")
     Image.new("RGB", (40, smallest - 1), "teal").save(tmp_path / "thumbnail.png")
     sets = load_evaluation_sets(replace(TINY, scale=scale, eval_dir=str(tmp_path)))
-    assert re.search(r"left out 1 of 2 images.*: thumbnail", caplog.text)
+    assert re.search(r"1 of 2 images.*: thumbnail", caplog.text)
     (pairs,) = sets.values()
     assert pairs.names == ("enough",)
     assert evaluate_bicubic(sets)["ssim"] > 0.99
@@ -300,8 +299,13 @@ def test_train_command_goes_from_recipe_to_report(
     small = [*network, "--patch", 12, "--epochs", 1, "--steps-per-epoch", 2]
     folders = ["--data-dir", settings.data_dir, "--eval-dir", settings.eval_dir]
     out = ["--out", tmp_path / "run", "--device", "cpu"]
-    succeed("train", "sr", *folders, *small, *out)
-    assert (tmp_path / "run" / "report.html").is_file()
+    answer = succeed("train", "sr", *folders, *small, *out)
+    with open(tmp_path / "run" / "spectrum.csv", newline="") as file:
+        widths = [row["width"] for row in csv.DictReader(file)]
+    assert (widths[0], widths[-1]) == ("0.5", "0.75")
+    for width in widths:
+        assert re.search(rf"^ *{re.escape(width)} ", answer.output, re.MULTILINE)
+    assert "US-WDSR" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_run_finds_its_pictures_from_everywhere(
@@ -361,8 +365,8 @@ def bad_folder(tmp_path: Path, kind: str) -> Path:
         (None, ["--data-dir", "/nowhere"], "--data-dir"),
         (None, ["--distill", "l3"], "l2"),
         (None, ["--epochs", "0"], "epochs"),
-        (None, ["--log-every", "0"], "log_every"),
-        (None, ["--chanels", "8"], "'channels'"),
+        (None, ["--log-every", "0"], "--log-every"),
+        (None, ["--chanels", "8"], "--channels"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

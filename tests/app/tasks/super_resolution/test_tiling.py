@@ -82,3 +82,15 @@ def test_result_has_the_networks_type_and_channels() -> None:
 def test_bad_input_is_named(picture: Tensor, arguments: dict, named: str) -> None:
     with pytest.raises(AnywidthError, match=named):
         run_tiled(lambda part: part, picture, **{"scale": 1, **arguments})
+
+
+def test_tiles_are_counted_if_there_are_several(capsys: pytest.CaptureFixture[str]) -> None:
+    def enlarge(tile: Tensor) -> Tensor:
+        return tile.repeat_interleave(2, -1).repeat_interleave(2, -2)
+
+    image = torch.rand(1, 3, 40, 40)
+    large = run_tiled(enlarge, image, scale=2, tile=24, overlap=2, shows_progress=True)
+    assert torch.equal(large, enlarge(image))
+    assert "upscaling 4/4" in capsys.readouterr().err
+    run_tiled(enlarge, image, scale=2, tile=48, overlap=2, shows_progress=True)
+    assert capsys.readouterr().err == ""

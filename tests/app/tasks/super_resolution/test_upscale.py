@@ -13,12 +13,9 @@ from PIL import Image
 import anywidth as aw
 from anywidth.app.runs.loop import save_final
 from anywidth.app.runs.run import Run
+from anywidth.app.tasks.super_resolution.networks import build_model
 from anywidth.app.tasks.super_resolution.pictures import BUNDLED
-from anywidth.app.tasks.super_resolution.task import (
-    SuperResolutionSettings,
-    build_model,
-    open_trained,
-)
+from anywidth.app.tasks.super_resolution.task import SuperResolutionSettings, open_trained
 
 
 @pytest.fixture(scope="session")

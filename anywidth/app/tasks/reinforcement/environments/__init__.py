@@ -1,4 +1,4 @@
-"""Games to learn: Atari, MinAtar and gymnasium's, all behind one interface."""
+"""Games: Atari, MinAtar and gymnasium, with one interface."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def make_environment(
     most_steps: int | None = None,
     rendered: bool = False,
 ) -> VectorEnvironment:
-    """Makes `count` environments that are stepped together.
+    """Make `count` environments that step together.
 
     Args:
-        name: "atari:breakout" or any other game that ale-py holds (BreakoutNoFrameskip-v4 means
-            the same), "minatar:breakout" or another of MinAtar's five, or "gym:" and the name of an
-            environment of gymnasium with numbered actions.
-        count: how many games are played side by side.
-        seed: everything random follows from it.
-        training: a lost life in Atari counts as an end, which speeds up learning.
-        threads: that step Atari; if not given, one an environment or a core.
-        most_steps: a game is cut after that many; if not given, after `MOST_STEPS`, or what
-            gymnasium says of an environment.
-        rendered: keeps the first game's screen for `render`.
+        name: "atari:breakout" or any other game of ale-py (BreakoutNoFrameskip-v4 means the same),
+            "minatar:breakout" or another of MinAtar's five games, or "gym:" and the name of a
+            gymnasium environment with numbered actions.
+        count: number of games side by side.
+        seed: determines everything random.
+        training: in Atari, a lost life counts as an end, which speeds up learning.
+        threads: threads for Atari; if not given, one per environment or core.
+        most_steps: a game is cut off after this number of steps; if not given, after `MOST_STEPS`,
+            or gymnasium's limit for the environment.
+        rendered: keep the screen of the first game for `render`.
 
     Example:
         >>> games = make_environment("minatar:breakout", count=8, seed=0)

@@ -1,4 +1,4 @@
-"""Atari games with the preprocessing that papers agree on, stepped by ale-py's own threads."""
+"""Atari games with the usual preprocessing, stepped by ale-py's own threads."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SCREEN = {"img_height": 210, "img_width": 160, "grayscale": False, "stack_num": 
 class AtariEnvironment:
     """Games of one ROM: an action lasts 4 frames, an observation is the last 4 such steps.
 
-    Each of the 4 is the maximum of two frames, grey, 84x84; before a game's first they are zero. A
-    game starts after up to 30 frames without action. Actions are never repeated at random, and
-    FIRE is left to the policy: ale-py can press it at the start, but before those frames, so that
-    every game of Breakout would begin with the same ball.
+    Each of the 4 is the maximum of two frames, grey, 84x84; before the first step of a game they
+    are zero. A game starts after up to 30 frames without action. Actions are never repeated at
+    random. The policy must press FIRE itself: ale-py could press it at the start, but before these
+    frames, so every game of Breakout would start with the same ball.
 
     Args:
-        game: name of a ROM, or such as BreakoutNoFrameskip-v4.
-        count, seed, training, threads, most_steps, rendered: as for `make_environment`.
+        game: name of a ROM, or a name such as BreakoutNoFrameskip-v4.
+        count, seed, training, threads, most_steps, rendered: as in `make_environment`.
     """
 
     frames_per_second = 60 // FRAME_SKIP
@@ -53,7 +53,7 @@ class AtariEnvironment:
     ) -> None:
         rom = rom_name(game)
         self._games = _games(rom, count, most_steps, num_threads=threads or 0)
-        # The same game a second time, in colour: it is given the same seed and actions.
+        # The same game a second time, in colour, with the same seed and actions.
         self._screen = _games(rom, 1, most_steps, num_threads=1, **SCREEN) if rendered else None
         self._frame: np.ndarray | None = None
         self._seeds = environment_seeds(seed, count)
@@ -80,9 +80,9 @@ class AtariEnvironment:
         return self.receive()
 
     def send(self, actions: np.ndarray) -> None:
-        """Starts a step of all games and returns at once; `receive` must follow."""
+        """Start a step of all games and return immediately; `receive` must follow."""
         if self._is_stepping:
-            raise AnywidthError("send() while the games still step: call receive() first")
+            raise AnywidthError("send() before the last step was received: call receive() first")
         checked = checked_actions(actions, self.count, self.actions)
         self._games.send(checked)
         self._is_stepping = True
@@ -90,9 +90,9 @@ class AtariEnvironment:
             self._frame = self._screen.step(checked[:1])[0][0, 0]
 
     def receive(self) -> Outcome:
-        """Waits until the step begun by `send` is done."""
+        """Wait for the step that `send` started."""
         if not self._is_stepping:
-            raise AnywidthError("receive() without a step to wait for: call send(actions) first")
+            raise AnywidthError("receive() without a step: call send(actions) first")
         observations, rewards, terminated, truncated, info = self._games.recv()
         self._is_stepping = False
         finished = terminated | truncated
@@ -134,7 +134,7 @@ def _games(rom: str, count: int, most_steps: int, **options: Any) -> AtariVector
         count,
         frameskip=FRAME_SKIP,
         max_num_frames_per_episode=most_steps * FRAME_SKIP,
-        noop_max=MOST_NO_OPS + 1,  # ale-py draws from 0 to one less than this
+        noop_max=MOST_NO_OPS + 1,  # ale-py draws numbers below this
         use_fire_reset=False,
         reward_clipping=False,
         repeat_action_probability=0.0,

@@ -1,4 +1,4 @@
-"""Environments of gymnasium with numbered actions, such as CartPole."""
+"""Gymnasium environments with numbered actions, such as CartPole."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from anywidth.errors import AnywidthError
 
 
 class GymEnvironment:
-    """Copies of an environment that gymnasium knows by name, stepped one after the other.
+    """Copies of a gymnasium environment, stepped one after the other.
 
     Args:
-        name: as for `gymnasium.make`.
-        count, seed, most_steps, rendered: as for `make_environment`.
+        name: as in `gymnasium.make`.
+        count, seed, most_steps, rendered: as in `make_environment`.
     """
 
     def __init__(
@@ -46,9 +46,13 @@ class GymEnvironment:
                 render_mode="rgb_array" if rendered else None,
                 **limit,
             )
-        except gymnasium.error.Error as error:
+        except ImportError as error:
             raise AnywidthError(
-                f"gymnasium does not make {name!r}: {error}. Expected a name such as CartPole-v1; "
+                f"gymnasium cannot make {name!r}: {error}; install what it needs"
+            ) from error
+        except Exception as error:  # an environment may raise anything
+            raise AnywidthError(
+                f"gymnasium cannot make {name!r}: {error}. Expected a name such as CartPole-v1; "
                 "gymnasium.pprint_registry() lists all"
             ) from error
         seen, acts = self._games.single_observation_space, self._games.single_action_space
@@ -87,7 +91,7 @@ class GymEnvironment:
         try:
             frames: Any = self._games.render()
         except gymnasium.error.DependencyNotInstalled as error:
-            raise AnywidthError(f"gymnasium cannot draw this environment: {error}") from error
+            raise AnywidthError(f"gymnasium cannot render this environment: {error}") from error
         return np.asarray(frames[0])
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""MinAtar: five Atari games on a board of 10 by 10 cells, which a CPU learns in a minute."""
+"""MinAtar: five Atari games on a board of 10 by 10 cells, learned on a CPU in a minute."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from anywidth.errors import AnywidthError
 
 @contextlib.contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Ctrl-C takes effect at the end of the block, and not inside it."""
+    """Delay Ctrl-C until the end of the block."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -36,7 +36,7 @@ def _interrupts_held_back() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-# For about a second it imports matplotlib under a bare `except:`, which would swallow Ctrl-C.
+# It imports matplotlib under a bare `except:`, which would swallow Ctrl-C for about a second.
 with _interrupts_held_back():
     from minatar import Environment
 
@@ -45,14 +45,14 @@ CELL_PIXELS = 16
 
 
 class MinAtarEnvironment:
-    """Games as their authors define them: a tenth of the actions is replaced by the one before.
+    """Games with MinAtar's defaults: a tenth of the actions is replaced by the previous one.
 
-    Observations are 0 or 1 in float32, a channel a kind of thing. Of the six actions those that do
-    something in the game are offered.
+    Observations are 0 or 1 in float32, with one channel per kind of object. Only those of the six
+    actions that have an effect in the game are offered.
 
     Args:
         game: one of `GAMES`.
-        count, seed, most_steps: as for `make_environment`.
+        count, seed, most_steps: as in `make_environment`.
     """
 
     frames_per_second = 12
@@ -107,9 +107,9 @@ class MinAtarEnvironment:
 
 
 def paint(cells: np.ndarray) -> np.ndarray:
-    """A board of (height, width, channels) as RGB: black, and a colour of its own a channel.
+    """A board of (height, width, channels) as RGB: black, and one colour per channel.
 
-    Where two things share a cell the later channel is seen, as in MinAtar's own display.
+    If two objects share a cell, the later channel is shown, as in MinAtar's own display.
     """
     channels = cells.shape[2]
     colors = [colorsys.hls_to_rgb(0.55 + index / channels, 0.6, 0.8) for index in range(channels)]

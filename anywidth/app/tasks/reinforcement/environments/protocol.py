@@ -1,4 +1,4 @@
-"""What every environment looks like to a learner: many games of one kind, stepped together."""
+"""The interface of environments: many games of one kind, stepped together."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from anywidth.errors import AnywidthError
-from anywidth.seeds import derive_seed
+from anywidth.training.seeds import derive_seed
 
 MOST_STEPS = 27_000
-"""Agent steps after which a game is cut: 108,000 Atari frames, half an hour, as papers do."""
+"""Agent steps after which a game is cut off: 108,000 Atari frames, as in papers."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one step of all environments brought. The arrays are not written to again.
+    """The results of one step of all environments. The arrays are never overwritten.
 
     Args:
-        observations: (count, *observation_shape), what to act on next: where a game was over, the
-            first observation of the next one. Pixels are uint8, anything else float32.
+        observations: (count, *observation_shape), the next observations; after the end of a game,
+            the first observation of the next game. Pixels are uint8, others float32.
         rewards: (count,) float32, not clipped.
-        ends: (count,) bool: no reward after this step is due to what was done before it. True
-            where a game was over or was cut, and when training on Atari also at a lost life.
-        scores: the sums of rewards of the full games that were over, in the order of `finished`.
-        finished: (count,) bool: which environments those were of.
+        ends: (count,) bool: whether later rewards are independent of earlier actions. True if a
+            game is over or was cut off, and in Atari training also at a lost life.
+        scores: the sums of rewards of the finished games, in the order of `finished`.
+        finished: (count,) bool: the environments of these games.
     """
 
     observations: np.ndarray
@@ -36,7 +36,7 @@ class Outcome:
 
 
 class VectorEnvironment(Protocol):
-    """`count` games side by side; one that is over starts anew in the same step."""
+    """`count` games side by side; a game that is over starts again in the same step."""
 
     count: int
     actions: int
@@ -44,15 +44,15 @@ class VectorEnvironment(Protocol):
     frames_per_second: int
 
     def reset(self) -> np.ndarray:
-        """Starts all games from the seed, however often it is called; the first observations."""
+        """Start all games from the seed and return the first observations."""
         ...
 
     def step(self, actions: np.ndarray) -> Outcome:
-        """One action for each environment, whole numbers from 0 to `actions` - 1."""
+        """Take one action per environment: integers from 0 to `actions` - 1."""
         ...
 
     def render(self) -> np.ndarray:
-        """The first game's screen as (height, width, 3) RGB; for one made with `rendered=True`."""
+        """The screen of the first game as (height, width, 3) RGB; needs `rendered=True`."""
         ...
 
     def close(self) -> None: ...
@@ -60,19 +60,19 @@ class VectorEnvironment(Protocol):
 
 @runtime_checkable
 class SteppingAlone(VectorEnvironment, Protocol):
-    """An environment that steps while the caller does something else: `step` in two halves."""
+    """An environment that steps in the background: `step` in two halves."""
 
     def send(self, actions: np.ndarray) -> None:
-        """Begins a step and returns at once."""
+        """Start a step and return immediately."""
         ...
 
     def receive(self) -> Outcome:
-        """Waits for the outcome of the step begun."""
+        """Wait for the outcome of the step."""
         ...
 
 
 class ScoreBook:
-    """The true score of each environment's game so far."""
+    """The true scores of the current games."""
 
     def __init__(self, count: int) -> None:
         self._sums = np.zeros(count)
@@ -81,7 +81,7 @@ class ScoreBook:
         self._sums[:] = 0
 
     def add(self, rewards: np.ndarray, finished: np.ndarray) -> list[float]:
-        """Adds a step's rewards; the final scores of the games that it finished."""
+        """Add the rewards of a step; return the final scores of games that it finished."""
         self._sums += rewards
         scores: list[float] = self._sums[finished].tolist()
         self._sums[finished] = 0
@@ -89,18 +89,18 @@ class ScoreBook:
 
 
 def environment_seeds(seed: int, count: int) -> np.ndarray:
-    """A seed for each environment, in the 31 bits that every package takes."""
+    """One seed per environment, in 31 bits, which every package accepts."""
     bits = 2**31 - 1
     return np.array([derive_seed("environment", seed, index) & bits for index in range(count)])
 
 
 def checked_actions(actions: np.ndarray, count: int, choices: int) -> np.ndarray:
-    """The actions as int64, or an error: native environments hang on one that does not exist."""
+    """The actions as int64; raises for invalid ones, on which native environments hang."""
     given = np.asarray(actions)
     if given.shape != (count,) or given.dtype.kind not in "iu":
         raise AnywidthError(
             f"actions of shape {given.shape} and type {given.dtype}: expected whole numbers of "
-            f"shape ({count},), one for each environment"
+            f"shape ({count},), one per environment"
         )
     if given.min() < 0 or given.max() >= choices:
         raise AnywidthError(
@@ -112,6 +112,6 @@ def checked_actions(actions: np.ndarray, count: int, choices: int) -> np.ndarray
 
 def not_rendered() -> AnywidthError:
     return AnywidthError(
-        "render() of an environment without a screen: make it with "
+        "render(): this environment keeps no screen; make it with "
         "make_environment(..., rendered=True)"
     )

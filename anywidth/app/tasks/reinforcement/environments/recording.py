@@ -1,4 +1,4 @@
-"""A game as a file to look at: GIF, or MP4 where ffmpeg is installed."""
+"""A game as a video file: GIF, or MP4 if ffmpeg is installed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from anywidth.errors import AnywidthError
 from anywidth.files import write_atomically
 
 SHOWN_WIDTH = 320
-"""Screens are enlarged, by a whole factor so that pixels stay square, to about this many."""
+"""Screens are enlarged to about this many pixels, by a whole factor."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A game as it was seen.
+    """A recorded game.
 
     Args:
-        frames: (height, width, 3) RGB in uint8, one for each step.
+        frames: (height, width, 3) RGB in uint8, one per step.
         score: the game's true score.
-        frames_per_second: how fast a person would see it.
+        frames_per_second: the speed at which people play it.
     """
 
     frames: Sequence[np.ndarray]
@@ -37,7 +37,7 @@ class Recording:
 
 
 def check_video_path(path: Path) -> None:
-    """Raises if a recording could not be written there: better before a long game than after."""
+    """Raise before a long game, not after it, if a recording could not be written there."""
     if path.suffix.lower() not in (".gif", ".mp4"):
         raise AnywidthError(f"{path}: choose a name that ends in .gif or .mp4")
     if not path.parent.is_dir():
@@ -47,7 +47,7 @@ def check_video_path(path: Path) -> None:
 
 
 def save_recording(recording: Recording, path: Path) -> None:
-    """Writes a recording as an animated GIF or an MP4, by the name of the file."""
+    """Write a recording as an animated GIF or an MP4, by the name of the file."""
     check_video_path(path)
     if not recording.frames:
         raise AnywidthError("a recording without frames: play at least one step")
@@ -90,15 +90,15 @@ def _gif(recording: Recording) -> bytes:
 
 
 def _durations(count: int, frames_per_second: int) -> list[int]:
-    """Milliseconds of each frame: GIF counts hundredths, so they alternate to keep the pace."""
+    """Milliseconds per frame: GIF counts hundredths of a second, so durations alternate."""
     times = [10 * round(100 * index / frames_per_second) for index in range(count + 1)]
     return [after - before for before, after in itertools.pairwise(times)]
 
 
 def _palette(frames: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
-    """The colours of a recording and the number of each; None if there are more than GIF takes.
+    """The colours of a recording and the index of each; None if there are too many for GIF.
 
-    An Atari has 128, so that its games are kept exactly.
+    An Atari has 128 colours, so its games are stored exactly.
     """
     is_seen = np.zeros(2**24, bool)
     for frame in frames:
@@ -122,7 +122,7 @@ def _packed(frame: np.ndarray) -> np.ndarray:
 def _mp4(recording: Recording) -> bytes:
     height, width, _ = recording.frames[0].shape
     factor = _factor(recording)
-    # Most players want even sizes and this way of storing colours.
+    # Most players need even sizes and this pixel format.
     filters = (
         f"scale=iw*{factor}:ih*{factor}:flags=neighbor,format=rgb24,pad=ceil(iw/2)*2:ceil(ih/2)*2"
     )
@@ -137,7 +137,7 @@ def _mp4(recording: Recording) -> bytes:
         with tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors)
             assert process.stdin is not None
-            # If it stops reading, what it said is below.
+            # If it stops reading, its message is reported below.
             with contextlib.suppress(BrokenPipeError), process.stdin as stream:
                 for frame in recording.frames:
                     stream.write(np.ascontiguousarray(frame).data)

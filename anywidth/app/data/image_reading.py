@@ -1,0 +1,114 @@
+"""Decode image files, in the same way for all tasks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from anywidth.errors import AnywidthError
+
+try:
+    from PIL import ExifTags, Image, ImageOps
+except ModuleNotFoundError as error:
+    raise AnywidthError(
+        f"image files need the package {error.name!r}: install it with pip install 'anywidth[cli]'"
+    ) from error
+
+DEEP = 65535
+"""The largest value of 16-bit grey."""
+_TURNED = 5
+"""From this EXIF orientation on, width and height are exchanged."""
+_LONGEST = 8
+"""Of a longer strip, only so many times its shorter side are resized."""
+
+
+def read_image(path: Path, mode: str | None = None, background: str | None = None) -> Image.Image:
+    """Decode an image file, rotated by its EXIF data; the error names the file and the reason.
+
+    Args:
+        path: the file.
+        mode: "RGB" or "L", with 8 bits per channel; if not given, the file's own mode.
+        background: the colour that shows through transparent parts; if not given, transparency is
+            ignored.
+    """
+    with _errors_that_name(path):
+        return decode(path, mode, background)
+
+
+def read_size(path: Path) -> tuple[int, int]:
+    """Height and width of what `read_image` returns."""
+    with _errors_that_name(path), _opened(path) as image:
+        width, height = image.size
+        return (width, height) if _orientation(image) >= _TURNED else (height, width)
+
+
+def decode(path: Path, mode: str | None = None, background: str | None = None) -> Image.Image:
+    """As `read_image`, but with the decoder's own errors."""
+    with _opened(path) as opened:
+        image = opened if _orientation(opened) == 1 else ImageOps.exif_transpose(opened)
+        image.load()
+    if image.mode.startswith("I"):
+        levels = np.asarray(image).astype(np.int64)
+        if levels.min() < 0 or levels.max() > DEEP:
+            raise AnywidthError(
+                f"values from {levels.min()} to {levels.max()}, expected 0 to {DEEP}; save it "
+                "with 8 or 16 bits"
+            )
+        if mode is not None:  # Pillow would clip rather than scale
+            image = Image.fromarray(((levels * 255 + DEEP // 2) // DEEP).astype(np.uint8))
+    if mode is None:
+        return image
+    if "A" in image.getbands() or "transparency" in image.info:
+        image = image.convert("RGBA")
+        if background is not None:
+            image = Image.alpha_composite(Image.new("RGBA", image.size, background), image)
+    return image.convert(mode)
+
+
+def central_square(image: Image.Image, size: int, resize: int) -> Image.Image:
+    """What a network sees of a photo: its middle, after the shorter side became `resize` pixels."""
+    width, height = image.size
+    shorter = min(width, height)
+    if max(width, height) > _LONGEST * shorter:
+        # The rest is cut off anyway, and resized it could fill any memory.
+        image = _middle(image, min(width, _LONGEST * shorter), min(height, _LONGEST * shorter))
+        width, height = image.size
+    sides = (int(resize * width / shorter), int(resize * height / shorter))
+    return _middle(image.resize(sides, Image.Resampling.BILINEAR), size, size)
+
+
+def _middle(image: Image.Image, width: int, height: int) -> Image.Image:
+    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+    return image.crop((left, top, left + width, top + height))
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    if path.exists() and not path.is_file():
+        raise AnywidthError("it is a folder, a pipe or a device, not a file")
+    with Image.open(path) as image:
+        if image.mode == "F":
+            raise AnywidthError(
+                "floating-point pixels have no known range; save it with 8 or 16 bits"
+            )
+        yield image
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF orientation, if it comes before the pixels: searching further would decode a PNG."""
+    if image.format == "PNG" and "exif" not in image.info:
+        return 1
+    return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+
+
+@contextlib.contextmanager
+def _errors_that_name(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise AnywidthError(f"{path}: there is no such image file") from error
+    except Exception as error:  # decoders raise many kinds of errors
+        raise AnywidthError(f"{path} cannot be read as an image: {error}") from error

@@ -1,0 +1,180 @@
+"""Pictures are read as people see them, or refused in one sentence."""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from anywidth_runtime.errors import RequestError
+from anywidth_runtime.server.pictures import PictureInput
+from command_line import assert_refused, command, succeed
+from finished_runs import classifier_run
+from PIL import Image
+
+from anywidth.app.data.folder import FolderLoader, scan_split
+from anywidth.app.data.folder_images import FolderImages, ImageFiles
+from anywidth.app.data.image_reading import read_image, read_size
+from anywidth.app.tasks.classification.prediction import _read
+from anywidth.app.tasks.super_resolution.pictures import read_picture
+from anywidth.errors import AnywidthError
+
+UPRIGHT = np.arange(12 * 20, dtype=np.uint8).reshape(12, 20)
+
+
+def plain(folder: Path) -> Path:
+    Image.fromarray(UPRIGHT).save(folder / "picture.png")
+    return folder / "picture.png"
+
+
+def deep(folder: Path) -> Path:
+    Image.fromarray(UPRIGHT.astype(np.uint16) * 257).save(folder / "picture.png")
+    return folder / "picture.png"
+
+
+def deep_tiff(folder: Path) -> Path:
+    Image.fromarray(UPRIGHT.astype(np.uint16) * 257).save(folder / "picture.tif")
+    return folder / "picture.tif"
+
+
+def turned(folder: Path) -> Path:
+    """Lies on its side, as cameras write it."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(np.rot90(UPRIGHT).copy()).save(folder / "picture.png", exif=exif)
+    return folder / "picture.png"
+
+
+def with_palette(folder: Path) -> Path:
+    image = Image.fromarray(UPRIGHT)
+    image = image.convert("P")
+    image.putpalette([level for level in range(256) for _ in range(3)])
+    image.putdata(UPRIGHT.reshape(-1).tolist())
+    image.save(folder / "picture.png", transparency=bytes(range(256)))
+    return folder / "picture.png"
+
+
+KINDS = [plain, deep, deep_tiff, turned, with_palette]
+
+
+@pytest.mark.parametrize("save", KINDS)
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_every_kind_shows_the_same_picture(
+    save: Callable[[Path], Path], mode: str, tmp_path: Path
+) -> None:
+    path = save(tmp_path)
+    image = read_image(path, mode)
+    assert image.mode == mode
+    assert np.array_equal(np.asarray(image.convert("L")), UPRIGHT)
+    assert read_size(path) == UPRIGHT.shape
+
+
+def bomb(folder: Path) -> Path:
+    """A PNG file of a few bytes that claims 10^10 pixels."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(name + data))
+        return struct.pack(">I", len(data)) + name + data + check
+
+    header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 0, 0, 0, 0)
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    (folder / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n" + parts)
+    return folder / "picture.png"
+
+
+def floating(folder: Path) -> Path:
+    Image.fromarray(UPRIGHT.astype(np.float32)).save(folder / "picture.tif")
+    return folder / "picture.tif"
+
+
+def pipe(folder: Path) -> Path:
+    os.mkfifo(folder / "picture.png")
+    return folder / "picture.png"
+
+
+def endless(folder: Path) -> Path:
+    (folder / "picture.png").symlink_to("/dev/zero")
+    return folder / "picture.png"
+
+
+UNREADABLE = [bomb, floating, pipe, endless]
+
+
+@pytest.mark.parametrize("save", UNREADABLE)
+@pytest.mark.parametrize("read", [read_image, read_size, read_picture])
+def test_what_cannot_be_read_is_named(
+    save: Callable[[Path], Path], read: Callable[[Path], object], tmp_path: Path
+) -> None:
+    with pytest.raises(AnywidthError, match="picture"):
+        read(save(tmp_path))
+
+
+def test_predict_reads_them_alike(tmp_path: Path) -> None:
+    run = classifier_run(tmp_path / "run", [1.0])
+    options = ("--trust", "--device", "cpu")
+    answers = {succeed("predict", run, save(tmp_path), *options).output for save in KINDS}
+    assert len(answers) == 1
+    for number, save in enumerate(UNREADABLE):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert_refused(command("predict", run, save(folder), *options), "picture")
+
+
+@pytest.mark.parametrize("save", KINDS)
+def test_a_folder_is_trained_with_what_people_see(
+    save: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    save(tmp_path / "train" / "a")
+    files = scan_split(tmp_path, "train")
+    loader = FolderLoader(
+        files, batch_size=1, size=12, resize=12, mean=[0] * 3, std=[1] * 3, workers=0
+    )
+    ((images, _),) = loader
+    assert torch.equal((images[0, 0] * 255).round(), torch.tensor(UPRIGHT[:, 4:16]).float())
+
+
+def oddly_sized(folder: Path) -> Path:
+    """The middle of 37 pixels of 47 is not in the middle of a pixel."""
+    levels = np.random.default_rng(0).integers(0, 256, (47, 61, 3), dtype=np.uint8)
+    Image.fromarray(levels).save(folder / "picture.png")
+    return folder / "picture.png"
+
+
+def strip(folder: Path) -> Path:
+    """One pixel high: resized whole, it would fill 8 GB."""
+    Image.new("RGB", (200_000, 1), "teal").save(folder / "picture.png")
+    return folder / "picture.png"
+
+
+@pytest.mark.parametrize("save", [*KINDS, oddly_sized, strip])
+def test_validation_predict_and_the_server_see_the_same(
+    save: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    path = save(tmp_path)
+    files = ImageFiles(tmp_path, [(str(path), 0)], ["a"])
+    seen = FolderImages(files, size=100, resize=114, augmentation=None, seed=0)[0, 0].image
+    assert seen is not None
+    assert torch.equal(_read(path, (3, 100, 100), crops=True), seen)
+    takes = PictureInput("input", "float32", 3, (100, 100), shorter=114)
+    served = torch.from_numpy(takes.read(path.read_bytes(), most_pixels=10**6)[0])
+    assert torch.equal((served * 255).round().to(torch.uint8), seen)
+
+
+def too_deep(folder: Path) -> Path:
+    Image.fromarray(UPRIGHT.astype(np.int32) * 70_000).save(folder / "picture.tif")
+    return folder / "picture.tif"
+
+
+@pytest.mark.parametrize("save", [floating, too_deep])
+def test_the_server_refuses_what_predict_refuses(
+    save: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    takes = PictureInput("input", "float32", 3, (12, 12))
+    with pytest.raises(RequestError, match="bits"):
+        takes.read(save(tmp_path).read_bytes(), most_pixels=10**6)
