@@ -1,64 +1,29 @@
 """One trained network, run at any width."""
 
-from anywidth import models
-from anywidth._version import __version__
-from anywidth.deploying.bundling import export_bundle
-from anywidth.deploying.saving import load, save
-from anywidth.errors import AnywidthError
-from anywidth.measuring.cost import Latency, latency, macs, parameter_count
-from anywidth.measuring.spectra import Spectrum, spectrum
-from anywidth.planning.groups import ChannelGroup, Plan
-from anywidth.planning.trace import plan
-from anywidth.searching.budgets import Budget
-from anywidth.searching.channel_search import search
-from anywidth.searching.found import SearchResult
-from anywidth.searching.latency_table import LatencyTable, measure_latencies
-from anywidth.slimming.convert import at_width, plan_of, set_width, slimmable
-from anywidth.slimming.extraction import extract
-from anywidth.slimming.sorting import sort_channels
-from anywidth.training.calibration import calibrate, calibrated_widths
-from anywidth.training.distillation import soft_cross_entropy
-from anywidth.training.sampling import Sampling, sample_widths
-from anywidth.training.statistics_state import load_statistics_state, statistics_state
-from anywidth.training.step import SandwichStep, StepResult
-from anywidth.width import ChannelConfig, WidthRange
+from anywidth._version import __version__ as __version__
 
-__all__ = [
-    "AnywidthError",
-    "Budget",
-    "ChannelConfig",
-    "ChannelGroup",
-    "Latency",
-    "LatencyTable",
-    "Plan",
-    "Sampling",
-    "SandwichStep",
-    "SearchResult",
-    "Spectrum",
-    "StepResult",
-    "WidthRange",
-    "__version__",
-    "at_width",
-    "calibrate",
-    "calibrated_widths",
-    "export_bundle",
-    "extract",
-    "latency",
-    "load",
-    "load_statistics_state",
-    "macs",
-    "measure_latencies",
-    "models",
-    "parameter_count",
-    "plan",
-    "plan_of",
-    "sample_widths",
-    "save",
-    "search",
-    "set_width",
-    "slimmable",
-    "soft_cross_entropy",
-    "sort_channels",
-    "spectrum",
-    "statistics_state",
-]
+# Neither `typing` nor `__future__`: `python -m` looks for them in the working folder first.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from anywidth.interface import *  # noqa: F403
+    from anywidth.interface import __all__ as __all__
+else:
+
+    def __getattr__(name: str) -> "Any":
+        """Load the library when one of its names is used, because PyTorch takes seconds to import.
+
+        `anywidth --help` and shell completion never use one.
+        """
+        if name == "__all__" or not name.startswith("_"):
+            from importlib import import_module
+
+            interface = vars(import_module("anywidth.interface"))
+            for place in (interface, globals()):  # folders of the package are attributes too
+                if name in place:
+                    return globals().setdefault(name, place[name])
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__getattr__("__all__")})

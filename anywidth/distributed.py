@@ -19,13 +19,28 @@ Group: TypeAlias = "dist.ProcessGroup | Literal['world'] | None"
 """Processes that train one network: a group, all that torchrun started, or this one alone."""
 
 
+def _import_without_group() -> None:
+    """Import a module that would keep the group alive after `destroy_process_group`.
+
+    At its first import this module of torch keeps the current group as a default argument, and
+    exporting a network imports it. Gloo's threads would then still run while Python exits, which
+    sometimes aborts the process.
+    """
+    world = dist.group.WORLD
+    dist.group.WORLD = None
+    try:
+        importlib.import_module("torch.distributed.nn.functional")
+    finally:
+        dist.group.WORLD = world
+
+
+if dist.is_available():
+    _import_without_group()
+
+
 def start_processes(device: torch.device) -> None:
     """Join the group that `torchrun` started; does nothing in a single process."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        # At its first import this module keeps the current group as a default argument. Imported
-        # later it would keep our group alive after stop_processes, and gloo's threads, still
-        # running while Python exits, sometimes abort the process.
-        importlib.import_module("torch.distributed.nn.functional")
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
 
 
@@ -117,7 +132,7 @@ def send_from_first_rank(
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether each rank holds a part of it, as with FSDP2, which reduces its gradients itself."""
+    """Whether each rank holds a part of a parameter, as with FSDP2, which reduces gradients."""
     return hasattr(tensor, "device_mesh")
 
 
@@ -140,7 +155,7 @@ def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 
 
 def gathered(item: Any) -> list[Any]:
-    """What every rank passes in, in the order of the ranks."""
+    """The values of all ranks, in the order of the ranks."""
     if world_size() == 1:
         return [item]
     items: list[Any] = [None] * world_size()

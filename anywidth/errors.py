@@ -1,6 +1,8 @@
-"""The error class of this library, and how messages list names."""
+"""The error class of this library, and how messages are made."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 
 class AnywidthError(ValueError):
@@ -10,6 +12,15 @@ class AnywidthError(ValueError):
     """
 
 
+@contextlib.contextmanager
+def errors_about(place: object, fix: str = "") -> Iterator[None]:
+    """Errors of the block begin with the file or option they are about, and end with the fix."""
+    try:
+        yield
+    except AnywidthError as error:
+        raise AnywidthError(f"{place}: {error}{fix and '; '}{fix}") from error
+
+
 _MOST_NAMES = 5
 
 
@@ -17,3 +28,18 @@ def few_of(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
     rest = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + rest
+
+
+def misfits(given: Mapping[str, Any], held: Mapping[str, Any]) -> str:
+    """How named tensors differ from those of a network, in words; "" if they fit."""
+    both = [name for name in held if name in given]
+    found = {
+        "lacking": [name for name in held if name not in given],
+        "unknown": [name for name in given if name not in held],
+        "of another shape": [
+            f"{name} {tuple(given[name].shape)} instead of {tuple(held[name].shape)}"
+            for name in both
+            if given[name].shape != held[name].shape
+        ],
+    }
+    return "; ".join(f"{what}: {few_of(names)}" for what, names in found.items() if names)

@@ -8,7 +8,8 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import stat
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,9 +19,11 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from anywidth.errors import AnywidthError
+from anywidth.json_values import check_encodable, mapped, text
 
 # A safetensors file starts with the length of its header, in this many bytes.
 _LENGTH_BYTES = 8
+_MOST_JSON = 2**28
 # The name under which a file keeps its checksum (hexadecimal digits) followed by its metadata.
 # It is one name, because safetensors writes several in random order.
 _OURS, _DIGITS = "anywidth.metadata", 64
@@ -100,6 +103,7 @@ def errors_that_name(path: Path) -> Iterator[None]:
 
 def make_folder(folder: Path) -> None:
     """Make a folder for results, and its parents; refuse one that cannot be written to."""
+    check_encodable(str(folder), "the folder of results")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
@@ -135,10 +139,14 @@ def is_leftover(path: Path) -> bool:
     return path.name.startswith(".") and path.suffix == ".tmp"
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of killed writers; no other writer may be active in `folder`."""
+def remove_leftovers(folder: Path, of: Collection[str] | None = None) -> None:
+    """Remove the temporary files of killed writers; no other writer may be active.
+
+    `of` are the files that were being written; all in the folder if not given.
+    """
     for path in folder.iterdir() if folder.is_dir() else ():
-        if is_leftover(path):
+        written = path.name[1:].removesuffix(".tmp").rpartition(".")[0]
+        if is_leftover(path) and (of is None or written in of):
             remove(path)
 
 
@@ -153,18 +161,29 @@ def remove(path: Path) -> None:
 def write_json(path: Path, data: Mapping[str, Any], *, named: Path | None = None) -> None:
     """Write readable JSON atomically; `named` as in `write_atomically`."""
     try:
-        text = json.dumps(data, indent=2)
+        content = json.dumps(data, indent=2)
     except (TypeError, ValueError) as error:
         raise AnywidthError(
             f"{named or path}: {error}; JSON holds text, numbers, booleans, None, lists and dicts "
             "of these"
         ) from error
-    write_atomically(path, (text + "\n").encode(), named=named)
+    write_atomically(path, (content + "\n").encode(), named=named)
 
 
-def read_bytes(path: Path) -> bytes:
-    """The content of a file; the error names the file and the reason."""
+def read_bytes(path: Path, most: int | None = None) -> bytes:
+    """The content of a file of at most `most` bytes; the error names the file and the reason.
+
+    A pipe or a device, such as /dev/zero, is refused, because reading it may never end.
+    """
     try:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):
+            kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or a device"
+            raise AnywidthError(f"{path}: cannot be read (it is {kind}, not a file)")
+        if most is not None and found.st_size > most:
+            raise AnywidthError(
+                f"{path}: {found.st_size:,} bytes, but such a file has at most {most:,}"
+            )
         return path.read_bytes()
     except OSError as error:
         raise AnywidthError(f"{path}: cannot be read ({error.strerror or error})") from error
@@ -173,8 +192,10 @@ def read_bytes(path: Path) -> bytes:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file."""
     try:
-        data = json.loads(read_bytes(path))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        data = json.loads(read_bytes(path, _MOST_JSON))
+    except AnywidthError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise AnywidthError(f"{path}: truncated or not JSON ({error})") from error
     if not isinstance(data, dict):
         raise AnywidthError(f"{path}: expected a JSON object, found {type(data).__name__}")
@@ -210,7 +231,7 @@ def encode_tensors(
         if not isinstance(given, Tensor):
             raise AnywidthError(
                 f"{path}: {name!r} is a {type(given).__name__}; expected a tensor "
-                "(use anywidth.files.flatten_state for nested states)"
+                "(a nested state has to be flattened first)"
             )
         if given.layout != torch.strided:
             raise AnywidthError(f"{path}: {name!r} is {given.layout}; call .to_dense() first")
@@ -218,9 +239,9 @@ def encode_tensors(
         storage = tensor.untyped_storage().data_ptr()
         plain[name] = tensor.clone() if storage in storages else tensor
         storages.add(storage)
-    text = json.dumps(dict(metadata or {}), sort_keys=True)
+    about = json.dumps(dict(metadata or {}), sort_keys=True)
     try:
-        return safetensors.torch.save(plain, metadata={_OURS: _checksum(plain, text) + text})
+        return safetensors.torch.save(plain, metadata={_OURS: _checksum(plain, about) + about})
     except (SafetensorError, KeyError, ValueError) as error:
         kinds = sorted({str(tensor.dtype) for tensor in plain.values()})
         raise AnywidthError(
@@ -244,78 +265,19 @@ def decode_tensors(data: bytes, path: Path) -> tuple[dict[str, Tensor], dict[str
     held = dict(json.loads(data[_LENGTH_BYTES:start]).get("__metadata__") or {})
     if _OURS not in held:  # written by another program
         return tensors, held
-    expected, text = held[_OURS][:_DIGITS], held[_OURS][_DIGITS:]
-    if expected != _checksum(tensors, text):
-        raise AnywidthError(
-            f"{path}: damaged, its content does not match its checksum; restore it from a copy"
-        )
-    return tensors, json.loads(text)
+    expected, about = held[_OURS][:_DIGITS], held[_OURS][_DIGITS:]
+    damage = "its content does not match its checksum"
+    if expected == _checksum(tensors, about):
+        try:
+            return tensors, mapped(text)(json.loads(about), "its metadata")
+        except (ValueError, RecursionError) as error:
+            damage = str(error)
+    raise AnywidthError(f"{path}: damaged, {damage}; restore it from a copy")
 
 
-def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
-    found = hashlib.sha256(text.encode())
+def _checksum(tensors: Mapping[str, Tensor], about: str) -> str:
+    found = hashlib.sha256(about.encode())
     for name, tensor in sorted(tensors.items()):
         found.update(f"{name}, {tensor.dtype}, {tuple(tensor.shape)}:".encode())
         found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
-
-
-def flatten_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any]:
-    """Split a nested state such as `optimizer.state_dict()` into tensors and JSON data.
-
-    `unflatten_state` restores numbers, text, None, lists, tuples, dicts and tensors exactly,
-    including the types of keys and the memory layout of tensors (an optimizer is slower if a
-    momentum and its parameter have different layouts).
-    """
-    tensors: dict[str, Tensor] = {}
-    return tensors, _flatten(state, "", tensors)
-
-
-def unflatten_state(tensors: Mapping[str, Tensor], structure: Any) -> Any:
-    """The state that was given to `flatten_state`."""
-    if isinstance(structure, list):
-        return [unflatten_state(tensors, item) for item in structure]
-    if not isinstance(structure, dict):
-        return structure
-    if "dict" in structure:
-        return {key: unflatten_state(tensors, value) for key, value in structure["dict"]}
-    if "tuple" in structure:
-        return tuple(unflatten_state(tensors, item) for item in structure["tuple"])
-    name = structure["tensor"]
-    if name not in tensors:
-        raise AnywidthError(f"the state has no tensor {name!r}; it has {sorted(tensors)}")
-    tensor = tensors[name]
-    if "stride" not in structure:
-        return tensor
-    laid_out = torch.empty_strided(tensor.shape, structure["stride"], dtype=tensor.dtype)
-    return laid_out.copy_(tensor)
-
-
-def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """JSON data in which an object is always one of {"dict"}, {"tuple"} or {"tensor"}."""
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if isinstance(value, Tensor):
-        name = path
-        while name in tensors:  # the keys "a.b" and "a" → "b" give the same name
-            name += "'"
-        tensors[name] = value
-        stride = list(value.stride())
-        if value.is_contiguous() or list(torch.empty_like(value, device="meta").stride()) != stride:
-            return {"tensor": name}
-        return {"tensor": name, "stride": stride}
-    prefix = f"{path}." if path else ""
-    if isinstance(value, Mapping):
-        entries = []
-        for key, item in value.items():
-            if type(key) not in (bool, int, float, str):
-                raise AnywidthError(f"the state's key {key!r} in {path!r} must be text or a number")
-            entries.append([key, _flatten(item, f"{prefix}{key}", tensors)])
-        return {"dict": entries}
-    if type(value) in (list, tuple):
-        items = [_flatten(item, f"{prefix}{i}", tensors) for i, item in enumerate(value)]
-        return items if isinstance(value, list) else {"tuple": items}
-    raise AnywidthError(
-        f"the state's {path!r} is a {type(value).__name__}; it can hold tensors, numbers, text, "
-        "None, lists, tuples and dicts"
-    )

@@ -51,29 +51,26 @@ class WidthRange:
             value = getattr(self, name)
             if not is_number(value) or not 0 < value <= 1:
                 raise AnywidthError(
-                    f"WidthRange({name}={value!r}): a width is a number in (0, 1], "
+                    f"{name} {value!r}: a width is a number in (0, 1], "
                     "the fraction of the full width"
                 )
             object.__setattr__(self, name, float(value))
         if self.low > self.high:
-            raise AnywidthError(
-                f"WidthRange(low={self.low}, high={self.high}): low must not exceed high"
-            )
-        object.__setattr__(self, "divisor", checked_divisor(self.divisor, "WidthRange"))
+            raise AnywidthError(f"low {self.low} and high {self.high}: low must not exceed high")
+        object.__setattr__(self, "divisor", checked_divisor(self.divisor, "widths"))
 
     def fraction(self, width: float) -> float:
         """`width` as a float in this range, without rounding errors; raises if it is outside."""
         if not is_number(width) or not 0 < width <= 1 + _ROUNDING:
             raise AnywidthError(
-                f"width {width!r} is not a number in (0, 1]; pass a fraction of the full width "
+                f"width {width!r} is not a number in (0, 1]; give a fraction of the full width "
                 f"between {self.low} and {self.high}"
             )
         if not self.low - _ROUNDING <= width <= self.high + _ROUNDING:
             end = "low" if width < self.low else "high"
             raise AnywidthError(
                 f"width {width} is outside the range [{self.low}, {self.high}] of this network; "
-                f"choose a width inside it, or a wider range: --{end} {width} on the command line, "
-                f"WidthRange({min(width, self.low)}, {max(width, self.high)}) in code"
+                f"choose a width inside it, or train a network of a wider range: --{end} {width}"
             )
         return min(max(float(width), self.low), self.high)
 

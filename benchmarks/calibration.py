@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import anywidth as aw
-from anywidth.app.studies.provenance import provenance
+from benchmarks.records import circumstances, write_record
 
 LIMIT = 1.2
 
@@ -80,7 +80,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         "samples": options.samples,
         "batch_size": options.batch_size,
         "pixels": options.pixels,
-        **provenance(device),
+        **circumstances(device),
         "seconds": {name: round(value, 4) for name, value in best.items()},
         "ratio_to_evaluation": round(best["calibration"] / best["evaluation"], 3),
         "ratio_to_training_norms": round(best["calibration"] / best["training_norms"], 3),
@@ -105,9 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"many forward passes (limit {LIMIT}), {result['ratio_to_training_norms']} times those "
         "with batch norm in training mode"
     )
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+    write_record(options.out, result)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,27 @@
-"""Convert torchvision's models and write docs/models.md.
+"""Convert torchvision's models and small networks of other families, and write docs/models.md.
 
-python benchmarks/conversion.py                  # all models, about two minutes on two cores
+python benchmarks/conversion.py                  # all models, about four minutes on two cores
 python benchmarks/conversion.py resnet50 swin_t  # print these two, write nothing
+python benchmarks/conversion.py --families       # print the table of families, write nothing
+python benchmarks/conversion.py --families BERT  # print the row of one network
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+import warnings
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torchvision
-from torch import nn
+from network_families import FAMILIES, Built
 
 import anywidth as aw
+from anywidth.app.model_spec import load_model
 
 MODELS = [
     "alexnet", "vgg16_bn", "resnet18", "resnet50", "resnext50_32x4d", "wide_resnet50_2",
@@ -35,8 +40,26 @@ CPU threads: {threads}). It traces, converts and verifies each model at the narr
 two nonuniform configurations, at 224 px (299 px for Inception).
 
 - *Elastic* counts the convolution and linear layers whose whole output can narrow, of all of them.
-- *Plan* and *conversion* are the seconds that `anywidth.plan` and then `anywidth.slimmable` take.
+- *Plan* and *conversion* are the CPU seconds of `anywidth.plan` and then `anywidth.slimmable`.
 - *Fixed* lists the layers that cannot be narrowed, with the plan's reason.
+- *At 0.25* is the share of the multiply-adds that is left at width 0.25, rounded to 4 channels or
+  whole heads; 6.25 % is what layers with elastic inputs and outputs come to.
+
+## By family
+
+Small networks with random weights (`benchmarks/network_families.py`). The outputs of a network,
+such as logits, never narrow; in networks this small they weigh more than in real ones. Detectors of
+torchvision, which cannot be exported as a whole, are planned by their parts (`parts="auto"`). Their
+*plan* includes the search for parts, and their multiply-adds are those of the whole network.
+
+{families}
+
+Some attention keeps all its heads, so that a quarter of its weights is left at 0.25, not a
+sixteenth: with ALiBi (Bloom, MPT), whose slopes depend on the number of heads; in Phi-3, whose code
+takes that number from its configuration; in multi-query and grouped Falcon; in CodeGen. WavLM also
+keeps its residual stream, and Mamba-2 its states.
+
+## torchvision
 
 | model | elastic | groups | plan | conversion | M multiply-adds, 1.0 · 0.5 · 0.25 | fixed |
 |---|---|---|---|---|---|---|
@@ -72,24 +95,56 @@ class Row:
         return "; ".join(f"{', '.join(layers)}: {reason}" for reason, layers in reasons.items())
 
 
-def build(name: str) -> nn.Module:
-    options: dict[str, object] = {}
-    if name in ("googlenet", "inception_v3"):
-        options["init_weights"] = False
-    if name in ("fcn_resnet50", "deeplabv3_resnet50"):
-        options["weights_backbone"] = None
-    return torchvision.models.get_model(name, weights=None, **options)
+FAMILY_HEAD = """\
+| family | network | elastic | multiply-adds narrow | at 0.25 | plan | conversion |
+|---|---|---|---|---|---|---|
+"""
+
+
+def family_table(names: Sequence[str] = ()) -> str:
+    """A row per network, or per named one; those whose package is missing are named below."""
+    lines, missing = [], []
+    for family, networks in FAMILIES.items():
+        for name, made in networks.items():
+            if names and name not in names:
+                continue
+            try:
+                lines.append(f"| {family} | {name} | {_family_cells(made())} |")
+                print(lines[-1], flush=True)
+            except ModuleNotFoundError as error:
+                missing.append(f"{name} ({error.name} is not installed)")
+    left_out = f"\n\nLeft out: {', '.join(missing)}." if missing else ""
+    return FAMILY_HEAD + "\n".join(lines) + left_out
+
+
+def _family_cells(built: Built) -> str:
+    model, example = built
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        start = time.process_time()
+        named = example if isinstance(example, dict) else {"example_input": example}
+        plan = aw.plan(model.eval(), parts="auto", **named)
+        planned = time.process_time()
+        aw.slimmable(model, plan, aw.WidthRange(0.25, 1.0, 4))
+        converted = time.process_time()
+    plan = aw.plan_of(model)
+    elastic, layers = plan.elastic_layers()
+    left = aw.macs(plan, 0.25) / aw.macs(plan, 1.0)
+    shares = f"{plan.elastic_share():.0%} | {left:.1%}"
+    seconds = f"{planned - start:.1f} | {converted - planned:.1f}"
+    return f"{elastic} of {layers} | {shares} | {seconds}"
 
 
 def measure(name: str) -> Row:
     torch.manual_seed(0)
-    model = build(name)
+    model = load_model(f"torchvision:{name}")
     size = 299 if name == "inception_v3" else 224
-    start = time.perf_counter()
+    start = time.process_time()
     plan = aw.plan(model, torch.randn(2, 3, size, size))
-    planned = time.perf_counter()
+    planned = time.process_time()
     aw.slimmable(model, plan)
-    return Row(name, aw.plan_of(model), planned - start, time.perf_counter() - planned)
+    return Row(name, aw.plan_of(model), planned - start, time.process_time() - planned)
 
 
 def notes(rows: list[Row]) -> str:
@@ -120,7 +175,15 @@ def main() -> None:
     parser.add_argument(
         "models", nargs="*", metavar="MODEL", help="models to print; all if not given"
     )
-    names = parser.parse_args().models
+    parser.add_argument("--families", action="store_true", help="print the families alone")
+    options = parser.parse_args()
+    names = options.models
+    if options.families:
+        known = {name for networks in FAMILIES.values() for name in networks}
+        if unknown := sorted({*names} - known):
+            parser.error(f"no network {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+        family_table(names)
+        return
     if unknown := sorted({*names} - {*torchvision.models.list_models()}):
         parser.error(f"torchvision has no {', '.join(unknown)}")
     measure("squeezenet1_1")  # the first export of a process takes longer
@@ -135,6 +198,7 @@ def main() -> None:
             torch=torch.__version__.split("+")[0],
             torchvision=torchvision.__version__.split("+")[0],
             threads=torch.get_num_threads(),
+            families=family_table(),
         )
         table = "\n".join(f"| {' | '.join(row.cells())} |" for row in rows)
         PAGE.write_text(head + table + "\n" + notes(rows))

@@ -22,21 +22,18 @@ import onnxruntime
 import torch
 
 import anywidth as aw
-from anywidth.app.studies.provenance import provenance
 from anywidth.app.tasks.classification.task import TrainedClassifier, open_trained
 from anywidth.deploying.exporting import write_network
-from benchmarks.slicing import milliseconds
+from benchmarks.records import circumstances, milliseconds, open_session, write_record
 
 WIDTHS = (0.25, 0.5, 0.75, 1.0)
 
 
-def open_session(trained: TrainedClassifier, width: float) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+def exported(trained: TrainedClassifier, width: float) -> onnxruntime.InferenceSession:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "network.onnx"
         write_network(aw.extract(trained.model, width, fold=True), trained.deployment(), path)
-        return onnxruntime.InferenceSession(path, options)
+        return open_session(path)
 
 
 def error_of(trained: TrainedClassifier, session: onnxruntime.InferenceSession) -> float:
@@ -82,7 +79,7 @@ def main() -> None:
     trained = open_trained(arguments.run, "cpu")
     found: dict[str, Any] = {}
     for width in WIDTHS:
-        session = open_session(trained, width)
+        session = exported(trained, width)
         with aw.at_width(trained.model, width):
             own = trained.evaluate(trained.model)["top1_error"]
         found[str(width)] = {
@@ -91,15 +88,8 @@ def main() -> None:
             **timed(trained, session, width, arguments.repeats),
         }
         print(f"{width:<6} {json.dumps(found[str(width)])}", flush=True)
-    if arguments.out is not None:
-        figures = {
-            **provenance(torch.device("cpu")),
-            "onnxruntime": onnxruntime.__version__,
-            "run": trained.run.settings_data,
-            "widths": found,
-        }
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(figures, indent=2) + "\n")
+    about = {"onnxruntime": onnxruntime.__version__, "run": trained.run.settings_data}
+    write_record(arguments.out, {**circumstances("cpu"), **about, "widths": found})
 
 
 if __name__ == "__main__":

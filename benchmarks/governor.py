@@ -18,8 +18,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import shlex
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -36,9 +34,10 @@ from anywidth_runtime.governor_queue import DeadlineQueue, Waiting
 from anywidth_runtime.governor_rivals import FixedWidth, MostAccurateForHead, SlackFit
 from anywidth_runtime.governor_scheduler import QueueFull, Scheduler, TooLate
 from anywidth_runtime.governor_scheduler import Served as Answer
+from anywidth_runtime.short_pauses import shorten_pauses
 
-from anywidth.app.studies.provenance import provenance
 from benchmarks import governor_networks as networks
+from benchmarks.records import circumstances, write_record
 
 TRACES = Path(__file__).parent / "traces"
 OBJECTIVE = 3.0
@@ -75,7 +74,7 @@ def loads(capacity: float, seconds: float, trace_seconds: float) -> dict[str, np
 def replay(
     arrivals: np.ndarray, served: networks.Served, policy: Policy, objective_ms: float
 ) -> dict[str, float]:
-    """Sends requests at their moments and waits for the last."""
+    """Send requests at their moments and wait for the last answer."""
     accuracies = {one.width: one.accuracy or 0.0 for one in served.choices}
     image = np.random.default_rng(0).random((1, 3, networks.PIXELS, networks.PIXELS), np.float32)
     futures: list[Future[Answer] | None] = []
@@ -132,6 +131,7 @@ def decision_microseconds(choices: Sequence[Choice], waiting: int = 100) -> floa
     governor, queue = Governor(choices), DeadlineQueue()
     for number in range(waiting):
         queue.push(Waiting(10 + 0.01 * number))
+        governor.arrived(queue[-1], 9.98)
     governor.latencies.reserve = 0.003
     times = []
     for _ in range(1000):
@@ -176,8 +176,6 @@ def main() -> None:
     if arguments.quick:
         seconds, trace_seconds, repeats = 4.0, 4.0, 5
     torch.set_num_threads(1)
-    # As the server does: the sender must not keep Python from the worker.
-    sys.setswitchinterval(0.0005)
     with tempfile.TemporaryDirectory() as temporary:
         bundle_file, files = networks.build(arguments.files or Path(temporary))
         bundle, network = networks.of_bundle(bundle_file, repeats)
@@ -186,10 +184,10 @@ def main() -> None:
         times = networks.batch_times(network, BATCHES, max(3, repeats // 5))
         menu = make_menu(bundle.choices)
         widest_ms = menu[-1].milliseconds
+        shorten_pauses()  # as the server does
         record: dict[str, Any] = {
-            **provenance(torch.device("cpu")),
+            **circumstances("cpu"),
             "onnxruntime": onnxruntime.__version__,
-            "command": f"python3 -m benchmarks.governor {shlex.join(sys.argv[1:])}".strip(),
             "objective_ms": OBJECTIVE * widest_ms,
             "decision_microseconds_with_100_queued": decision_microseconds(bundle.choices),
             "menu": {f"{one.width}": one.milliseconds for one in menu},
@@ -200,8 +198,7 @@ def main() -> None:
         for name, arrivals in loads(1000 / widest_ms, seconds, trace_seconds).items():
             if not arguments.only or name in arguments.only:
                 record["loads"][name] = compare(name, arrivals, bundle, static, alone, times)
-                if arguments.out is not None:
-                    arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+                write_record(arguments.out, record)
 
 
 def compare(

@@ -11,17 +11,17 @@ from typing import Any
 
 import anywidth_runtime
 import numpy as np
-import onnxruntime
 import torch
 from anywidth_runtime.governor_latencies import Width
 from anywidth_runtime.governor_menu import Choice
 
 import anywidth as aw
-from anywidth.deploying.deployment import Deployment
+from anywidth.app.studies.paper import paper_errors
 from anywidth.deploying.exporting import write_network
 from anywidth.models import mobilenet_v1
 from anywidth.slimming.extraction import extract
-from benchmarks.slicing import milliseconds
+from anywidth.translating.deployment import Deployment
+from benchmarks.records import milliseconds, open_session
 
 ROOT = Path(__file__).parents[1]
 PIXELS = 224
@@ -48,14 +48,12 @@ def published_accuracies() -> dict[Width, float]:
 
 def published_alone() -> dict[Width, float]:
     """Four networks trained alone (I-Nets): the paper's table."""
-    with (ROOT / "anywidth" / "app" / "studies" / "paper_tables.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["table"] == "main"]
-    chosen = [r for r in rows if r["network"] == "mobilenet_v1" and r["setting"] == "i-net"]
-    return {float(row["width"]): 100 - float(row["top1_error"]) for row in chosen}
+    errors = paper_errors("main", "mobilenet_v1", "i-net")
+    return {width: 100 - error for width, error in errors.items()}
 
 
 def build(folder: Path) -> tuple[Path, dict[Width, Path]]:
-    """Writes the bundle and the static files, unless they are there; weights are random."""
+    """Write the bundle and the static files, with random weights, unless they exist."""
     folder.mkdir(parents=True, exist_ok=True)
     bundle = folder / "mobilenet_v1.anywidth"
     files: dict[Width, Path] = {
@@ -91,8 +89,8 @@ def of_bundle(bundle: Path, repeats: int) -> tuple[Served, anywidth_runtime.Netw
 
 
 def of_static_files(files: Mapping[Width, Path], repeats: int, *, kept_open: bool) -> Served:
-    """One file per width: all of them open, or one at a time, as if memory held no more."""
-    sessions = {width: _session(path) for width, path in files.items()}
+    """One file per width: all of them open, or one at a time, as if there were no more memory."""
+    sessions = {width: open_session(path) for width, path in files.items()}
     image = np.random.default_rng(0).random((1, 3, PIXELS, PIXELS), np.float32)
     times: dict[Width, list[float]] = {width: [] for width in files}
     for _ in range(repeats):
@@ -107,7 +105,7 @@ def of_static_files(files: Mapping[Width, Path], repeats: int, *, kept_open: boo
     def run(values: Sequence[Any], width: Width) -> list[Any]:
         if width not in sessions:
             sessions.clear()
-            sessions[width] = _session(files[width])
+            sessions[width] = open_session(files[width])
         return list(sessions[width].run(None, {"images": values[0]})[0])
 
     return Served(run, choices)
@@ -124,9 +122,3 @@ def batch_times(
             run = partial(network.run, images, width=width)
             found[width, batch] = float(np.median([milliseconds(run) for _ in range(repeats)]))
     return found
-
-
-def _session(path: Path) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

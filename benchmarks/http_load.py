@@ -1,7 +1,7 @@
-"""Sends a server on this machine requests at given moments, whether or not it keeps up.
+"""Send requests to a server on this machine at given moments, whether or not it keeps up.
 
-Each request has one of many connections, which are kept open and used again. A client that waited
-for answers before it sent more would hide what a queue does.
+Connections are kept open and used again. A client that waited for answers before it sends more
+would hide the effect of a queue.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 
 _HOST = "127.0.0.1"
 _PATIENCE = 60.0
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,17 @@ def infer_request(port: int, name: str, body: bytes, json_length: int | None) ->
     return head.encode() + body
 
 
+def image_request(port: int, name: str, image: bytes, query: str) -> bytes:
+    """The bytes of a POST of an image file to /infer."""
+    head = (
+        f"POST /v2/models/{name}/infer?{query} HTTP/1.1\r\nHost: {_HOST}:{port}\r\n"
+        f"Content-Type: image/jpeg\r\nContent-Length: {len(image)}\r\n\r\n"
+    )
+    return head.encode() + image
+
+
 def send_at(port: int, moments: Sequence[float], request: bytes) -> list[Answered]:
-    """Sends the request at each moment (seconds from the start) and returns all answers."""
+    """Send the request at each moment (seconds from the start) and return all answers."""
     return asyncio.run(_send_all(port, moments, request))
 
 
@@ -48,12 +59,12 @@ def statuses(answers: Iterable[Answered]) -> dict[int, int]:
 
 
 async def _send_all(port: int, moments: Sequence[float], request: bytes) -> list[Answered]:
-    idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    idle: list[Connection] = []
     start = time.perf_counter()
     tasks = []
     for moment in moments:
         delay = start + moment - time.perf_counter()
-        # Also yields if it is behind: else no answer would be read.
+        # Yields even if it is late, because otherwise no answer would be read.
         await asyncio.sleep(max(0.0, delay))
         tasks.append(asyncio.create_task(_send(port, request, idle, start)))
     answers = await asyncio.gather(*tasks)
@@ -65,15 +76,13 @@ async def _send_all(port: int, moments: Sequence[float], request: bytes) -> list
 async def _send(
     port: int,
     request: bytes,
-    idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]],
+    idle: list[Connection],
     start: float,
 ) -> Answered:
     sent = time.perf_counter()
     try:
         async with asyncio.timeout(_PATIENCE):
-            pair = idle.pop() if idle else await asyncio.open_connection(_HOST, port)
-            pair[1].write(request)
-            status, keeps_open, body = await _read(pair[0])
+            pair, (status, keeps_open, body) = await _exchange(port, request, idle)
     except (OSError, asyncio.IncompleteReadError, TimeoutError):
         return Answered(sent - start, 0, 1000 * (time.perf_counter() - sent))
     milliseconds = 1000 * (time.perf_counter() - sent)
@@ -83,6 +92,27 @@ async def _send(
         pair[1].close()
     parameters = json.loads(body).get("parameters", {}) if body.startswith(b"{") else {}
     return Answered(sent - start, status, milliseconds, parameters)
+
+
+async def _exchange(
+    port: int, request: bytes, idle: list[Connection]
+) -> tuple[Connection, tuple[int, bool, bytes]]:
+    """Send a request on an idle connection, or on a new one if the server has closed that.
+
+    Servers close connections that were idle for some seconds, and clients must then try again.
+    """
+    while idle:
+        pair = idle.pop()
+        try:
+            pair[1].write(request)
+            return pair, await _read(pair[0])
+        except (ConnectionError, asyncio.IncompleteReadError) as error:
+            pair[1].close()
+            if getattr(error, "partial", b""):
+                raise
+    pair = await asyncio.open_connection(_HOST, port)
+    pair[1].write(request)
+    return pair, await _read(pair[0])
 
 
 async def _read(reader: asyncio.StreamReader) -> tuple[int, bool, bytes]:

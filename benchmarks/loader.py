@@ -1,6 +1,6 @@
 """Can the data loader keep up with the training step? Images per second of both, in one run.
 
-    python3 -m benchmarks.loader --workers 16 --out benchmarks/results
+    python3 -m benchmarks.loader --workers 16 --out benchmarks/results/loader.json
 
 At 32 px the data set is on the device: the time to crop, augment and normalise a batch is compared
 with the step. For image folders, the script makes JPEG files of ImageNet's usual size (500 x 375
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import os
 import statistics
 import tempfile
@@ -32,7 +31,7 @@ from anywidth.app.data.folder import FolderLoader, scan_folder
 from anywidth.app.data.folder_images import FolderAugmentation
 from anywidth.app.data.loader import DeviceLoader
 from anywidth.app.model_spec import load_model
-from anywidth.app.studies.provenance import provenance
+from benchmarks.records import circumstances, write_record
 
 WIDTHS = (1.0, 0.25, 0.475, 0.725)
 
@@ -178,7 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, help="folder for loader.json")
+    parser.add_argument("--out", type=Path, help="write the result as JSON")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--pictures", type=int, default=2048, help="JPEG files made for the test")
     parser.add_argument("--batches", type=int, default=40, help="batches timed")
@@ -192,15 +191,8 @@ def main() -> None:
     )
     for row in rows:
         print("  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{v}" for k, v in row.items()))
-    if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        record = {
-            "command": f"python3 -m benchmarks.loader --workers {arguments.workers}",
-            **provenance(device),
-            "cores": os.cpu_count(),
-            "rows": rows,
-        }
-        (arguments.out / "loader.json").write_text(json.dumps(record, indent=1) + "\n")
+    record = {**circumstances(device), "cores": os.cpu_count(), "rows": rows}
+    write_record(arguments.out, record)
 
 
 if __name__ == "__main__":

@@ -14,18 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import anywidth as aw
+from anywidth.width import round_channels
 
 DIVISOR = 8
 
 
-def make_divisible(channels: float, divisor: int = DIVISOR) -> int:
-    """The nearest multiple, never below 90 %."""
-    rounded = max(divisor, int(channels + divisor / 2) // divisor * divisor)
-    return rounded + divisor if rounded < 0.9 * channels else rounded
-
-
 class NaiveConv2d(nn.Conv2d):
-    """A convolution that slices itself; `fixed` keeps its inputs, outputs or both whole."""
+    """A convolution that slices itself; with `fixed_inputs` it uses all input channels."""
 
     width_mult = 1.0
     fixed_inputs = False
@@ -33,8 +28,10 @@ class NaiveConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         full_out, full_in = self.weight.shape[0], self.in_channels
-        channels_in = full_in if self.fixed_inputs else make_divisible(full_in * self.width_mult)
-        channels_out = make_divisible(full_out * self.width_mult)
+        channels_in = (
+            full_in if self.fixed_inputs else round_channels(full_in * self.width_mult, DIVISOR)
+        )
+        channels_out = round_channels(full_out * self.width_mult, DIVISOR)
         groups = channels_in if self.is_depthwise else 1
         weight = self.weight[:channels_out, : 1 if self.is_depthwise else channels_in]
         bias = None if self.bias is None else self.bias[:channels_out]
@@ -45,7 +42,7 @@ class NaiveLinear(nn.Linear):
     width_mult = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
-        channels = make_divisible(self.in_features * self.width_mult)
+        channels = round_channels(self.in_features * self.width_mult, DIVISOR)
         return F.linear(x, self.weight[:, :channels], self.bias)
 
 
@@ -54,7 +51,7 @@ class NaiveBatchNorm2d(nn.BatchNorm2d):
     known_widths: tuple[float, ...] = ()
 
     def forward(self, x: Tensor) -> Tensor:
-        channels = make_divisible(self.num_features * self.width_mult)
+        channels = round_channels(self.num_features * self.width_mult, DIVISOR)
         weight, bias = self.weight[:channels], self.bias[:channels]
         mean = variance = None
         if self.width_mult in self.known_widths:

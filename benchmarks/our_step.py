@@ -2,8 +2,8 @@
 
     python3 -m benchmarks.our_step
 
-It takes half a minute, because unlike `benchmarks.step` it times nothing else. Run it in a checkout
-of each commit, one after the other on the same machine.
+It takes half a minute, because unlike `benchmarks.step` it does not time alternatives. Run it in a
+checkout of each commit, one after the other on the same machine.
 """
 
 from __future__ import annotations
@@ -15,20 +15,16 @@ import time
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 import anywidth as aw
-from anywidth.app.studies.provenance import provenance
+from benchmarks.records import circumstances
+from benchmarks.step import sandwich_step
 
+STRIDES = (1, 2, 1, 2, 2)
 # Network, pixels, batch, options: as trained on CIFAR-10, and at ImageNet's size.
 SETTINGS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
     "MobileNet v1, 32 px, total stride 8": ("mobilenet_v1", 32, 512, {"total_stride": 8}),
-    "MobileNet v2, 32 px, strides 1,2,1,2,2": (
-        "mobilenet_v2",
-        32,
-        512,
-        {"strides": (1, 2, 1, 2, 2)},
-    ),
+    "MobileNet v2, 32 px, strides 1,2,1,2,2": ("mobilenet_v2", 32, 512, {"strides": STRIDES}),
     "MobileNet v1, 224 px": ("mobilenet_v1", 224, 256, {}),
 }
 LOWEST = {"mobilenet_v1": 0.25, "mobilenet_v2": 0.35}
@@ -40,13 +36,7 @@ def measure(name: str, pixels: int, batch: int, options: dict[str, Any]) -> dict
     torch.cuda.reset_peak_memory_stats()
     model = getattr(aw.models, name)(num_classes=10, **options)
     aw.slimmable(model, example_input=torch.randn(2, 3, pixels, pixels), verified=False)
-    model.cuda()
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=0.01, momentum=0.9, nesterov=True, fused=True
-    )
-    step = aw.SandwichStep(
-        model, optimizer, F.cross_entropy, autocast=torch.bfloat16, engine="graphs"
-    )
+    step = sandwich_step(model)
     step.sampling = aw.Sampling("fixed", widths=(1.0, LOWEST[name], 0.475, 0.725))
     x = torch.randn(batch, 3, pixels, pixels, device="cuda")
     x = x.contiguous(memory_format=torch.channels_last)
@@ -71,7 +61,7 @@ def main() -> int:
         print("a CUDA GPU is needed", file=sys.stderr)
         return 1
     found = {text: measure(*setting) for text, setting in SETTINGS.items()}
-    print(json.dumps({**provenance(torch.device("cuda")), "steps": found}, indent=2))
+    print(json.dumps({**circumstances("cuda"), "steps": found}, indent=2))
     return 0
 
 

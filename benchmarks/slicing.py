@@ -1,6 +1,6 @@
 """The time of a sliced forward pass relative to the extracted network, and of setting a width.
 
-    python benchmarks/slicing.py [--out benchmarks/results/slicing.json]
+    python3 -m benchmarks.slicing [--out benchmarks/results/slicing.json]
 
 US-MobileNet v1 at width 0.5, 224 px, evaluation mode without gradients, on the CPU. Sliced and
 extracted passes alternate, and the result is the median ratio of neighbouring passes, so that a
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,9 @@ import torch
 from torch import nn
 
 import anywidth as aw
-from anywidth.app.studies.provenance import provenance
+from benchmarks.records import circumstances, milliseconds, write_record
 
 WIDTH = 0.5
-
-
-def milliseconds(function: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    function()
-    return 1000 * (time.perf_counter() - start)
 
 
 def network() -> nn.Module:
@@ -82,20 +75,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=100, help="pairs at batch 1")
     arguments = parser.parse_args()
     model = network()
-    figures: dict[str, Any] = {
-        **provenance(torch.device("cpu")),
-        "width": WIDTH,
-        **switching(model),
-    }
+    figures: dict[str, Any] = {**circumstances("cpu"), "width": WIDTH, **switching(model)}
     aw.set_width(model, 1.0)
     for batch_size in (1, 32):
         repeats = arguments.repeats if batch_size == 1 else max(5, arguments.repeats // 8)
         figures[f"batch_{batch_size}"] = compare(model, batch_size, repeats)
     for name, value in figures.items():
         print(f"{name:18} {json.dumps(value)}")
-    if arguments.out is not None:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(figures, indent=2) + "\n")
+    write_record(arguments.out, figures)
 
 
 if __name__ == "__main__":

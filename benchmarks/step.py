@@ -1,6 +1,6 @@
 """The time of a training step over four widths on a GPU, compared with alternatives.
 
-    python3 -m benchmarks.step --out benchmarks/results
+    python3 -m benchmarks.step --out benchmarks/results/step.json
 
 All columns are measured in the same run: ours; (a) the naive sliced step (attributes set by
 `model.apply`, tf32, one synchronisation per width); (b) the four static networks, eager bfloat16
@@ -33,10 +33,10 @@ from torch import Tensor, nn
 
 import anywidth as aw
 from anywidth.app.model_spec import load_model
-from anywidth.app.studies.provenance import provenance
 from anywidth.slimming.extraction import extract_quietly
 from anywidth.slimming.state import state_of
 from benchmarks.naive import make_naive, naive_step
+from benchmarks.records import circumstances, write_record
 
 WIDTHS = (1.0, 0.25, 0.475, 0.725)
 # "+cifar" is the network without its first strides, as it is trained on 32 px images.
@@ -306,8 +306,9 @@ def run_contest(contestants: Sequence[Contestant], out: Path | None) -> None:
     for contestant in contestants:
         rows.append(contestant.measure(bandwidth))
         print(json.dumps(rows[-1]), flush=True)
-        if out:
-            record(out, rows, bandwidth)
+        # After every row, so that an interrupted run loses nothing.
+        facts = {"widths": WIDTHS, "bandwidth_bytes_per_second": bandwidth, "rows": rows}
+        write_record(out, {**circumstances("cuda"), **facts})
     name = torch.cuda.get_device_name()
     print(f"\n{name}, torch {torch.__version__}, {bandwidth / 1e12:.2f} TB/s")
     for row in rows:
@@ -333,7 +334,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, help="folder for step.json")
+    parser.add_argument("--out", type=Path, help="write the result as JSON")
     parser.add_argument("--compiled", action="store_true", help="also measure (c), which is slow")
     parser.add_argument("--only", help="such as mobilenet_v1/224,mobilenet_v1/32", default="")
     parser.add_argument("--row", help=argparse.SUPPRESS)
@@ -349,19 +350,6 @@ def main() -> None:
         raise SystemExit("a CUDA GPU is needed")
     settings = [s for s in SETTINGS if not chosen or f"{s[0]}/{s[1]}" in chosen]
     run_contest(prepare(settings, arguments.compiled), arguments.out)
-
-
-def record(folder: Path, rows: list[dict[str, Any]], bandwidth: float) -> None:
-    """Write step.json after every row, so that an interrupted run loses nothing."""
-    folder.mkdir(parents=True, exist_ok=True)
-    facts = {
-        "command": f"python3 -m benchmarks.step {' '.join(sys.argv[1:])}",
-        **provenance(torch.device("cuda")),
-        "widths": WIDTHS,
-        "bandwidth_bytes_per_second": bandwidth,
-        "rows": rows,
-    }
-    (folder / "step.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch import nn
 
 import anywidth as aw
 from anywidth import distributed
-from anywidth.training.calibration import statistics_to_tensors
+from anywidth.training.statistics_state import statistics_to_tensors
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +121,24 @@ def test_nothing_keeps_the_group_once_it_is_stopped(folder: Path) -> None:
         assert (folder / f"rank{rank}.group").read_text() == "gone"
 
 
+def test_nothing_keeps_a_group_that_began_before_the_library_was_loaded(tmp_path: Path) -> None:
+    program = f"""
+import sys, weakref
+import torch.distributed as dist
+dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
+group = weakref.ref(dist.group.WORLD)
+import anywidth as aw
+from torch import nn, ones
+aw.plan(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), ones(1, 4))
+import torch.distributed.nn.functional
+assert dist.group.WORLD is group()
+dist.destroy_process_group()
+sys.exit(group() is not None)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_one_process_is_left_alone() -> None:
     assert (distributed.rank(), distributed.world_size()) == (0, 1)
     layer = nn.Linear(2, 2)
@@ -148,7 +168,7 @@ def test_torchrun_trains_end_to_end(tmp_path: Path) -> None:
     for name in ("finished.json", "metrics.csv", "spectrum.csv", "report.html"):
         assert (run / name).is_file(), name
     rows = (run / "spectrum.csv").read_text().splitlines()
-    assert sum(row[0].isdigit() for row in rows) == 31
+    assert sum(row[0].isdigit() for row in rows) == 37
 
 
 def test_torchrun_trains_super_resolution_end_to_end(tmp_path: Path) -> None:

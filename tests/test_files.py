@@ -15,18 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from anywidth.app.runs.nested_state import flatten_state, unflatten_state
 from anywidth.errors import AnywidthError
 from anywidth.files import (
     decode_tensors,
     encode_tensors,
-    flatten_state,
     load_tensors,
     make_folder,
     read_json,
     remove_leftovers,
     save_tensors,
     temporary_path,
-    unflatten_state,
     write_atomically,
     write_json,
     write_together,
@@ -309,7 +308,7 @@ def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
 def test_a_missing_file_or_a_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(AnywidthError, match="No such file"):
         load_tensors(tmp_path / "none")
-    with pytest.raises(AnywidthError, match="directory"):
+    with pytest.raises(AnywidthError, match="folder"):
         load_tensors(tmp_path)
 
 

@@ -11,22 +11,29 @@ from typer.main import get_command
 from anywidth.app.commands.app import app
 from anywidth.app.tasks.classification.task import ClassificationSettings
 
+WIDTHS = ("--width", "--budget", "--max-macs", "--max-parameters", "--channels")
+
 OPTIONS = {
     "train": {"--out", "--epochs", "--seed", "--batch-size", "--device", "--resume", "--report",
-              "--no-report", "--show", "--list", "--data-dir", "--eval-dir"},
+              "--no-report", "--show", "--list", "--data-dir", "--eval-dir", "--config",
+              "--dry-run", "--wandb", "--trust"},
     "calibrate": {"--widths", "--samples", "--method", "--device", "--data-dir"},
-    "spectrum": {"--widths", "--latency", "--no-latency", "--device", "--data-dir", "--eval-dir"},
+    "spectrum": {"--widths", "--channels", "--latency", "--no-latency", "--device", "--data-dir",
+                 "--eval-dir"},
+    "search": {"--macs", "--latency", "--parameters", "--method", "--seed", "--out", "--resume",
+               "--latencies", "--other-device", "--probes", "--device", "--data-dir"},
+    "tune": {"--widths", "--epochs", "--learning-rate", "--device", "--data-dir"},
     "compare": {"--out", "--metric"},
     "report": {"--baseline", "--device", "--data-dir", "--eval-dir"},
-    "predict": {"--width", "--top", "--device"},
-    "export": {"--width", "--widths", "--out"},
+    "predict": {*WIDTHS, "--top", "--json", "--device"},
+    "export": {*WIDTHS, "--widths", "--out", "--force"},
     "serve": {"--host", "--port", "--name", "--deadline-ms", "--late", "--least-width",
               "--least-accuracy", "--hysteresis", "--threads", "--workers", "--most-waiting",
               "--most-body", "--token-file", "--page", "--no-page", "--ray", "--replicas",
               "--most-replicas", "--target-width"},
     "inspect": {"--input", "--widths", "--json"},
-    "upscale": {"--width", "--out", "--device"},
-    "play": {"--width", "--out", "--video", "--seed", "--greedy", "--sampled", "--device"},
+    "upscale": {*WIDTHS, "--out", "--device"},
+    "play": {*WIDTHS, "--out", "--video", "--seed", "--greedy", "--sampled", "--device"},
     "study": {"--data", "--data-dir", "--seeds", "--epochs", "--out", "--minutes", "--parallel",
               "--only", "--only-training", "--device", "--set", "--list"},
 }  # fmt: skip
@@ -34,7 +41,9 @@ OPTIONS = {
 ARGUMENTS = {
     "train": ["arguments"],
     "calibrate": ["run"],
+    "tune": ["run"],
     "spectrum": ["run"],
+    "search": ["run"],
     "compare": ["runs"],
     "report": ["run"],
     "predict": ["run", "image"],
@@ -54,7 +63,9 @@ FIELDS = {
     "weight_decay", "flip", "crop_padding", "cutout", "calibration_samples", "calibration_method",
     "calibration_augmented",
     "evaluation_batch_size", "precision", "device", "seed", "validate_every", "log_every",
-    "checkpoint_every",
+    "checkpoint_every", "held_out", "own_channels", "from_run",
+    "weights", "ema_decay", "teacher", "from_checkpoint", "sort_channels",
+    "zero_gamma", "schedule", "gradient_clip", "multiplier",
 }  # fmt: skip
 
 

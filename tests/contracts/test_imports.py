@@ -16,12 +16,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "anywidth"
 
-LIBRARY = ["planning", "models", "slimming", "training", "measuring", "searching", "deploying"]
+LIBRARY = ["planning", "models", "slimming", "translating", "training", "measuring", "searching",
+           "deploying"]  # fmt: skip
 APPLICATION = ["data", "runs", "showing", "tasks", "studies", "commands"]
 ROOMS = [*LIBRARY, *(f"app/{name}" for name in APPLICATION), "app/cli.py"]
 
 HEAVY = ("torchvision", "matplotlib", "typer", "rich", "safetensors", "tensorboard", "PIL", "timm",
-         "triton")  # fmt: skip
+         "transformers", "triton")  # fmt: skip
 
 
 def room_of(path: Path) -> str | None:
@@ -83,7 +84,7 @@ def test_rooms_import_one_way() -> None:
 
 
 def test_files_beside_the_rooms_import_no_room() -> None:
-    may = {PACKAGE / "__init__.py", PACKAGE / "__main__.py"}
+    may = {PACKAGE / name for name in ("__init__.py", "__main__.py", "interface.py")}
     library = [
         f"{path.relative_to(PACKAGE)} imports {imported.relative_to(PACKAGE)}"
         for path in set(PACKAGE.glob("*.py")) - may
@@ -106,8 +107,11 @@ def test_one_file_name_means_one_thing() -> None:
     assert not {name: paths for name, paths in names.items() if len(paths) > 1}
 
 
-def test_importing_needs_torch_alone() -> None:
-    code = f"import sys, anywidth; print([m for m in {HEAVY!r} if m in sys.modules])"
+def test_importing_needs_nothing_and_the_first_name_torch_alone() -> None:
+    quick = "import sys, anywidth; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", quick]) == b"False\n"
+    loaded = f"print([m for m in {HEAVY!r} if m in sys.modules])"
+    code = f"import sys, anywidth; getattr(anywidth, '__all__'); {loaded}"
     before = code.replace("anywidth", "torch")
     with_library, torch_alone = (
         subprocess.run([sys.executable, "-c", line], capture_output=True, check=True).stdout

@@ -20,6 +20,7 @@ SIGNATURES = {
     "latency": ["model", "width", "batch_size", "extracted", "fold", "repeats", "warmup",
                 "input_shape"],
     "plan_of": ["model"],
+    "replica": ["model"],
     "save": ["model", "path"],
     "load": ["model", "path"],
     "WidthRange": ["low", "high", "divisor"],
@@ -27,8 +28,8 @@ SIGNATURES = {
 }  # fmt: skip
 
 PLAN_METHODS = ["check", "copy", "distinct_widths", "elastic", "elastic_layers", "fraction",
-                "from_json", "group", "group_of", "group_read_by", "lattice", "macs", "pin",
-                "resolve", "set_divisor", "tie", "to_json"]  # fmt: skip
+                "from_json", "group", "group_of", "group_read_by", "lattice", "macs", "only",
+                "pin", "resolve", "set_divisor", "tie", "to_json"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SIGNATURES)

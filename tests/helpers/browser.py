@@ -32,6 +32,7 @@ class Watched:
     """What went wrong on a page: errors that it logs or raises, and requests to other hosts."""
 
     def __init__(self, page: Page) -> None:
+        self.page = page
         self.errors: list[str] = []
         self.foreign: list[str] = []
         page.on("pageerror", lambda error: self.errors.append(str(error)))
@@ -43,5 +44,9 @@ class Watched:
             self.foreign.append(address)
 
     def check(self) -> None:
+        # Under the load of "Hold a deadline" the server may drop a request, as it should; only a
+        # page that has held one may log that.
+        if self.page.evaluate("window.performance.getEntriesByName('load-test').length"):
+            self.errors = [text for text in self.errors if "503 (Service Un" not in text]
         assert not self.errors, self.errors
         assert not self.foreign, self.foreign

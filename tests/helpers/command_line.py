@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -13,8 +16,12 @@ from typing import NamedTuple
 from unittest import mock
 
 from anywidth.app import cli
+from anywidth.measuring import heartbeat
 
 HERE = Path(__file__).parent
+# What a process says of itself on a slow machine.
+HEARTBEAT = re.compile(r" \(\d+:\d\d:\d\d\)$")
+USUAL_SILENCE, PATIENT = heartbeat.SILENCE, 1e9
 
 # A training run of 30 steps that takes less than a second.
 TINY_RUN = (
@@ -29,7 +36,8 @@ HANGS_AFTER = 300
 
 
 def environment(**changes: str) -> dict[str, str]:
-    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    # No empty entry, which is the working folder.
+    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "COLUMNS": "100", **changes}
 
 
@@ -53,7 +61,10 @@ class Answer(NamedTuple):
 def command(*arguments: object) -> Answer:
     """`anywidth ARGUMENTS` in this process, which saves the seconds a new one takes to start."""
     output, errors, code = io.StringIO(), io.StringIO(), 0
+    # However slow the machine is, the answer has the same lines; a test may ask for a heartbeat.
+    silence = PATIENT if heartbeat.SILENCE == USUAL_SILENCE else heartbeat.SILENCE
     with (
+        mock.patch.object(heartbeat, "SILENCE", silence),
         mock.patch.object(sys, "argv", ["anywidth", *map(str, arguments)]),
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(errors),
@@ -73,6 +84,8 @@ def start(*arguments: object, **changes: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # Tests that run in the background of a shell ignore Ctrl-C; this process is to hear it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
@@ -81,6 +94,24 @@ def succeed(*arguments: object) -> Answer:
     answer = command(*arguments)
     assert answer.code == 0, answer.errors
     return answer
+
+
+def assert_one_line(answer: Answer, *words: str) -> None:
+    lines = [line for line in answer.errors.strip().splitlines() if not HEARTBEAT.search(line)]
+    assert len(lines) == 1, lines
+    for word in words:
+        assert word in lines[0]
+
+
+def assert_refused(answer: Answer, *words: str) -> None:
+    """A mistake is named in one line."""
+    assert answer.code == 2, answer
+    assert_one_line(answer, *words)
+
+
+def csv_rows(path: Path) -> list[dict[str, str]]:
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    return list(csv.DictReader(lines))
 
 
 def torchrun(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,16 @@ import torch
 from torch import nn
 
 import anywidth as aw
+from anywidth.app.data.arrays import FASHION_MNIST_CLASSES
 from anywidth.app.runs.run import Run
 from anywidth.app.tasks.classification import task as classification
 from anywidth.app.tasks.reinforcement import policies
 from anywidth.app.tasks.reinforcement import task as reinforcement
 from anywidth.app.tasks.super_resolution import task as super_resolution
-from anywidth.training.calibration import statistics_to_tensors
+from anywidth.training.statistics_state import statistics_to_tensors
 
 MEAN, STD = [0.3], [0.2]
-CLASSES = list("abcdefghij")
+CLASSES = list(FASHION_MNIST_CLASSES)
 
 
 def classifier_run(folder: Path, widths: Sequence[float]) -> Path:
@@ -31,13 +33,13 @@ def classifier_run(folder: Path, widths: Sequence[float]) -> Path:
     return _finished(folder, settings, model, state)
 
 
-def upscaler_run(folder: Path) -> Path:
-    settings = super_resolution.SuperResolutionSettings(channels=8, blocks=2)
+def upscaler_run(folder: Path, **changes: Any) -> Path:
+    settings = super_resolution.SuperResolutionSettings(channels=8, blocks=2, **changes)
     return _finished(folder, settings, super_resolution.build_model(settings), {})
 
 
-def policy_run(folder: Path, environment: str) -> Path:
-    settings = reinforcement.ReinforcementSettings(environment=environment)
+def policy_run(folder: Path, environment: str, **changes: Any) -> Path:
+    settings = reinforcement.ReinforcementSettings(environment=environment, **changes)
     actions, shape = policies.actions_and_shape(environment)
     model = policies.build_model(settings, actions, shape)
     return _finished(folder, settings, model, {"actions": actions, "observation_shape": shape})
@@ -51,3 +53,11 @@ def _finished(folder: Path, settings: Any, model: nn.Module, state: dict[str, An
         metadata={"statistics": metadata},
     )
     return folder
+
+
+def trained_otherwise(run: Path, **settings: object) -> None:
+    """Make a run one that was trained with other settings."""
+    config = json.loads((run / "config.json").read_text()) | settings
+    (run / "config.json").write_text(json.dumps(config))
+    finished = json.loads((run / "finished.json").read_text()) | {"settings": config}
+    (run / "finished.json").write_text(json.dumps(finished))

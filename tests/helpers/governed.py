@@ -55,6 +55,7 @@ def replay(
             now = max(now, following)
         while following is not None and following <= now:
             queue.push(Waiting(following + objective_ms / 1000))
+            policy.arrived(queue[-1], following)
             following = next(coming, None)
         while queue and queue[0].deadline < now + policy.shortest(queue[0]):
             queue.take()

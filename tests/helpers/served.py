@@ -102,9 +102,9 @@ def write_heavy_bundle(folder: Path) -> Path:
     """A network that takes about ten times as long at its widest as at its narrowest."""
     path = folder / "heavy.anywidth"
     layers = nn.Sequential(
-        nn.Conv2d(1, 64, 3, 2, 1), nn.ReLU(), nn.Conv2d(64, 64, 3, 1, 1), nn.ReLU(),
-        nn.Conv2d(64, 64, 3, 1, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        nn.Linear(64, 10),
+        nn.Conv2d(1, 160, 3, 2, 1), nn.ReLU(), nn.Conv2d(160, 160, 3, 1, 1), nn.ReLU(),
+        nn.Conv2d(160, 160, 3, 1, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(160, 10),
     )  # fmt: skip
     example = torch.randn(2, 1, HEAVY_PIXELS, HEAVY_PIXELS)
     model = aw.slimmable(layers, None, aw.WidthRange(0.25, 1.0, 8), example_input=example)

@@ -15,10 +15,10 @@ import anywidth as aw
 from anywidth.app.tasks.examples import Example, as_fact
 from anywidth.app.tasks.super_resolution.deployment import Upscaler
 from anywidth.deploying.bundling import named_widths, write_bundle
-from anywidth.deploying.deployment import Deployment
 from anywidth.measuring.spectra import Spectrum, SpectrumPoint
 from anywidth.models.wdsr import wdsr
 from anywidth.slimming.state import state_of
+from anywidth.translating.deployment import Deployment
 
 CLASSES = ("shirt", "shoe", *(f"class {number}" for number in range(8)))
 WIDTHS = (0.25, 0.5, 0.75, 1.0)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from anywidth.app.studies.definitions import MOBILENET_V1, STUDIES
-from anywidth.app.studies.study_parts import Study
+from anywidth.app.studies.study_parts import Measurement, Study
 from anywidth.app.studies.study_recipes import study_recipe
-from anywidth.app.studies.trainings import Job, jobs_of
+from anywidth.app.studies.trainings import Job, jobs_of, read_measurement
+from anywidth.app.tasks.classification.task import TrainedClassifier
+from anywidth.measuring.spectra import Spectrum
 
 STUDY = {study.name: study for study in STUDIES}
 TINY = {
@@ -18,8 +20,6 @@ TINY = {
     "calibration_samples": "100",
     "checkpoint_every": "1",
     "log_every": "1",
-    # Which would be the faster one here is no matter of the study's.
-    "precision": "float32",
 }
 SETTINGS = [text for name, value in TINY.items() for text in ("--set", f"{name}={value}")]
 
@@ -27,3 +27,8 @@ SETTINGS = [text for name, value in TINY.items() for text in ("--set", f"{name}=
 def tiny_jobs(study: Study, out: Path) -> list[Job]:
     recipe = study_recipe("bundled", MOBILENET_V1, None, 1, "cpu", TINY)
     return jobs_of([study], {study.name: 1}, {MOBILENET_V1.name: recipe}, out)
+
+
+def read_classifier(folder: Path, measurement: Measurement) -> Spectrum:
+    """The spectrum of a measured classifier."""
+    return read_measurement(folder, measurement, "spectrum", TrainedClassifier.metrics)

@@ -15,7 +15,8 @@ from torch import nn
 
 import anywidth as aw
 from anywidth import distributed
-from anywidth.training.calibration import average_statistics, statistics_to_tensors
+from anywidth.training.calibration import average_statistics
+from anywidth.training.statistics_state import statistics_to_tensors
 
 STEPS = 4
 BATCH = 16

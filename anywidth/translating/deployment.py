@@ -1,0 +1,125 @@
+"""How an exported network is called, and whether a written file computes the same."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.utils._pytree import tree_leaves
+
+from anywidth.errors import AnywidthError
+from anywidth.planning.trace.exported_graphs import quiet
+
+# Rounding differs between runtimes; a wrong operator differs by much more.
+TOLERANCE = 1e-3
+# In the check, axes of variable size are larger than in the example by this much.
+_GROWTH = 3
+
+Runner = Callable[..., list[Tensor]]
+
+
+def _as_it_is(network: nn.Module) -> nn.Module:
+    return network
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """How an exported network is called.
+
+    Args:
+        examples: an example per input, with a batch of at least two.
+        input_names: the names of the inputs in the file.
+        output_names: the names of the outputs in the file.
+        free_axes: per input, the axes whose size may differ between calls: axis → name.
+        takes: its input, in words.
+        facts: name → text, stored in the file.
+        task: the task it was trained for, in one word; None if it is not known.
+        wrap: returns a module around the network, with steps that belong into the file too, such
+            as the normalisation of images.
+    """
+
+    examples: tuple[Tensor, ...]
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    free_axes: tuple[Mapping[int, str], ...]
+    takes: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    task: str | None = None
+    wrap: Callable[[nn.Module], nn.Module] = _as_it_is
+
+    def texts(self) -> dict[str, str]:
+        """The texts that are stored in a file."""
+        return {"takes": self.takes, **self.facts}
+
+    def program(self, network: nn.Module) -> ExportedProgram:
+        """The `torch.export` program of a plain network, in evaluation mode and on the CPU."""
+        axes: Any = tuple(
+            {axis: Dim(name) for axis, name in free.items()} for free in self.free_axes
+        )
+        wrapped = self.wrap(network).eval()
+        parameters = inspect.signature(wrapped.forward).parameters.values()
+        if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+            axes = (axes,)  # of the single argument that takes all inputs
+        with torch.no_grad(), quiet():
+            return torch.export.export(wrapped, self.examples, dynamic_shapes=axes, strict=False)
+
+    def to_onnx(self, network: nn.Module) -> Any:
+        """A plain network as an `onnx.ModelProto` with its weights."""
+        program = self.program(network)
+        with quiet():
+            converted = torch.onnx.export(
+                program,
+                input_names=list(self.input_names),
+                output_names=list(self.output_names),
+                verbose=False,
+            )
+        assert converted is not None
+        converted.model.metadata_props.update(self.texts())
+        return converted.model_proto
+
+    def check(self, network: nn.Module, run: Runner, name: str) -> float:
+        """Return the error of a written file; raise if it is more than rounding.
+
+        The error is the largest difference between the outputs of `run` and of the network for
+        random input, relative to the largest output.
+        """
+        values = self._random_inputs()
+        with torch.no_grad(), quiet():
+            true = tree_leaves(self.wrap(network).eval()(*values))
+            found = run(*values)
+        pairs = zip(found, true, strict=True)
+        difference = max((_difference(one, wanted) for one, wanted in pairs), default=0.0)
+        if not difference < TOLERANCE:
+            raise AnywidthError(
+                f"{name}: not written, because the converted network is wrong: its outputs differ "
+                f"by {difference:.2g} of the largest output; expected less than {TOLERANCE:g}"
+            )
+        return difference
+
+    def _random_inputs(self) -> list[Tensor]:
+        """Random inputs; free axes have other sizes than in the examples."""
+        generator = torch.Generator().manual_seed(0)
+        found = []
+        for example, free in zip(self.examples, self.free_axes, strict=True):
+            shape = [size + _GROWTH * (axis in free) for axis, size in enumerate(example.shape)]
+            if example.is_floating_point():
+                found.append(torch.rand(shape, generator=generator, dtype=example.dtype))
+            elif example.dtype == torch.uint8:
+                found.append(torch.randint(256, shape, generator=generator, dtype=torch.uint8))
+            else:  # they may be indices, and those of the example are valid
+                places = torch.randint(example.numel(), shape, generator=generator)
+                found.append(example.flatten()[places])
+        return found
+
+
+def _difference(found: Tensor, true: Tensor) -> float:
+    if found.shape != true.shape:
+        return float("inf")
+    if not true.is_floating_point():
+        return 0.0 if torch.equal(found, true) else float("inf")
+    return float((found - true).abs().max() / true.abs().max().clamp_min(1e-12))
