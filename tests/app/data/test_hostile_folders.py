@@ -85,7 +85,7 @@ def test_a_killed_worker_is_a_failure_that_is_explained(image_folder: Path) -> N
 def test_a_worker_killed_while_it_hands_over_a_batch_is_explained(
     image_folder: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    """Its sockets close a moment before the process is gone, which torch takes for another error."""
+    """Its sockets close before the process is gone, which torch takes for another error."""
     batches, worker = begun(image_folder)
 
     def broken(loader: object) -> None:
