@@ -74,6 +74,7 @@ def test_normalisation_is_imagenet_s_unless_given(image_folder: Path) -> None:
 
 
 @forks
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on one core
 def test_workers_resuming_and_ranks_do_not_change_what_is_seen(image_folder: Path) -> None:
     files = scan_split(image_folder, "train")
     options = {"augmentation": MOBILE, "shuffle": True, "drop_last": True, "seed": 7}
