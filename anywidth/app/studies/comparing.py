@@ -19,6 +19,11 @@ NEAR_CHANCE = 1.0
 # A difference in PSNR that one seed cannot tell from luck, in dB.
 CLOSE_PSNR = 0.05
 
+# A verdict must be 95 % certain: quantiles of Student's t by degrees of freedom (seeds less one),
+# and of the normal distribution.
+_STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
+_NORMAL = 1.645
+
 GUESSING = "; none of them is better than guessing: train longer"
 
 # (network, label of the setting)
@@ -103,18 +108,19 @@ class Results:
         return self.classes is not None and min(errors) >= chance(self.classes) - NEAR_CHANCE
 
     def noise(self, lines: Sequence[Line], widths: Sequence[float]) -> float:
-        """The standard error of the difference of two lines with one seed; 0 if not known."""
+        """The margin of the difference of two lines with one seed, see `margin`; 0 if not known."""
         if self.metric == "psnr":
             return CLOSE_PSNR
         points = [
             one.at(width) for line in lines for one in self.seeds(line).values() for width in widths
         ]
         if any(self.metric + STANDARD_ERROR in point.metrics for point in points):
-            return math.hypot(*(standard_error(p, self.metric) for p in points)) / len(widths)
+            errors = [standard_error(point, self.metric) for point in points]
+            return _NORMAL * math.hypot(*errors) / len(widths)
         if self.test_images is None:
             return 0.0
-        errors = [statistics.mean(self.means(line, widths).values()) for line in lines]
-        return math.sqrt(sum(error * (100 - error) / self.test_images for error in errors))
+        means = [statistics.mean(self.means(line, widths).values()) for line in lines]
+        return _NORMAL * math.sqrt(sum(mean * (100 - mean) / self.test_images for mean in means))
 
     def paper_error(self, line: Line, widths: Sequence[float]) -> float | None:
         """The paper's mean error over some widths, if it printed all of them."""
@@ -146,15 +152,22 @@ def chance(classes: int) -> float:
     return 100 * (1 - 1 / classes)
 
 
-def judge(values: Sequence[float], limit: float = 0.0, noise: float = 0.0) -> Verdict:
-    """Whether the mean of the seeds is at most `limit`.
+def margin(values: Sequence[float], noise: float = 0.0) -> float:
+    """How far the mean of the seeds may be from the truth, with 95 % certainty to either side.
 
-    It is too close to call if the standard deviation of the seeds is larger than the distance of
-    the mean from the limit. With one seed, `noise` takes the place of the deviation.
+    That is Student's t times the standard error of the mean; with one seed it is `noise`.
     """
+    seeds = len(values)
+    if seeds == 1:
+        return noise
+    quantile = _STUDENT[min(seeds - 1, len(_STUDENT)) - 1]
+    return quantile * statistics.stdev(values) / math.sqrt(seeds)
+
+
+def judge(values: Sequence[float], limit: float = 0.0, noise: float = 0.0) -> Verdict:
+    """Whether the mean of the seeds is at most `limit`; too close to call within the margin."""
     mean = statistics.mean(values)
-    spread = statistics.stdev(values) if len(values) > 1 else noise
-    if abs(mean - limit) < spread:
+    if abs(mean - limit) < margin(values, noise):
         return Verdict.OPEN
     return Verdict.HOLDS if mean <= limit else Verdict.FAILS
 
@@ -177,8 +190,8 @@ def compare(
         one, other: the labels of the settings.
         limit: the claim holds if the first exceeds the second by at most this.
         at_least: the claim holds if it exceeds it by at least `limit` instead.
-        noise: a difference that one seed cannot tell from luck, see `Results.noise`; 0 if both
-            measure the same trained network.
+        noise: the margin with one seed, see `Results.noise`; 0 if both measure the same trained
+            network.
     """
     lines = (network, one), (network, other)
     ours, theirs = (results.means(line, widths) for line in lines)
@@ -196,7 +209,7 @@ def compare(
         paper = printed[0] - printed[1]
     words = results.words
     text = f"{claim}: the {words.noun} of {one} is {spell(differences, words)} that of {other}"
-    where = f"{spell_widths(widths)} ({spell_spread(differences, paper, noise, words)})"
+    where = f"{spell_widths(widths)} ({spell_margin(differences, paper, noise, words)})"
     return Finding(verdict, f"{text}, {where}{remark}.")
 
 
@@ -208,14 +221,14 @@ def spell(values: Sequence[float], words: Words = ERROR) -> str:
     return f"{abs(mean):.{words.decimals}f}{words.unit} {'below' if mean < 0 else 'above'}"
 
 
-def spell_spread(
+def spell_margin(
     values: Sequence[float], paper: float | None, noise: float = 0.0, words: Words = ERROR
 ) -> str:
-    """The spread over the seeds, and the paper's difference if it printed one."""
-    places = words.decimals
-    spread = f"one seed, ± {noise:.{places}f} {words.noise}" if noise else "one seed"
+    """The margin of the mean, and the paper's difference if it printed one."""
+    shown = f"± {margin(values, noise):.{words.decimals}f}"
+    spread = f"one seed, {shown} {words.noise}" if noise else "one seed"
     if len(values) > 1:
-        spread = f"± {statistics.stdev(values):.{places}f} over {len(values)} seeds"
+        spread = f"{shown}, {len(values)} seeds"
     if paper is None:
         return spread
     theirs = spell([paper]).replace(" points", "").replace("equal to", "no difference")

@@ -16,7 +16,7 @@ from anywidth.app.studies.comparing import (
     compare,
     judge,
     spell,
-    spell_spread,
+    spell_margin,
 )
 from anywidth.measuring.spectra import Spectrum
 
@@ -260,12 +260,12 @@ def nonuniform(results: Results) -> list[Finding]:
     return [
         Finding(
             verdicts[0],
-            f"Narrowing stage 5 hurts most: {note} ({spell_spread(worst, None)}){remark}.",
+            f"Narrowing stage 5 hurts most: {note} ({spell_margin(worst, None)}){remark}.",
         ),
         Finding(
             verdicts[1],
             f"Narrowing stage 1 hurts least: its error is {spell(best)} that of the next best "
-            f"({spell_spread(best, None)}){remark}.",
+            f"({spell_margin(best, None)}){remark}.",
         ),
         compare(
             "Trained nonuniform, it is close at uniform widths",

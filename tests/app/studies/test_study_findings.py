@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import statistics
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from anywidth.app.showing.figure_style import style, write_figures
-from anywidth.app.studies.comparing import Finding, Results, Verdict, compare, judge
+from anywidth.app.studies.comparing import Finding, Results, Verdict, compare, judge, margin
 from anywidth.app.studies.definitions import MOBILENET_V1, MOBILENET_V2, STUDIES
 from anywidth.app.studies.figures import study_figure
 from anywidth.app.studies.findings import BALANCED, V1, excess_error
@@ -58,17 +59,18 @@ def results_of(levels: Mapping[str, list[float]], network: str = V1, low: float 
 
 def test_a_comparison_reads_well_in_both_directions() -> None:
     results = results_of({"one": [10.0, 10.2, 10.4], "other": [10.5, 10.6, 10.7]})
+    # The differences are 0.3, 0.4 and 0.5, and Student's t is 2.92 for three.
     better = compare("One is better", results, V1, "one", "other", TABLE)
     assert better == Finding(
         Verdict.HOLDS,
         "One is better: the error of one is 0.40 points below that of other, mean over widths "
-        "0.25, 0.5, 0.75 and 1.0 (± 0.10 over 3 seeds).",
+        "0.25, 0.5, 0.75 and 1.0 (± 0.17, 3 seeds).",
     )
     worse = compare("Other is better", results, V1, "other", "one", [0.25])
     assert worse == Finding(
         Verdict.FAILS,
         "Other is better: the error of other is 0.40 points above that of one, at width 0.25 "
-        "(± 0.10 over 3 seeds).",
+        "(± 0.17, 3 seeds).",
     )
     assert str(worse).startswith("**Does not hold.** Other is better")
     alone = compare("Same", results_of({"a": [7.0], "b": [7.0]}), V1, "a", "b", TABLE)
@@ -82,24 +84,35 @@ def test_seeds_are_compared_pair_by_pair() -> None:
     found = compare("One is better", results, V1, "one", "other", TABLE)
     assert found.verdict is Verdict.HOLDS
     assert "0.10 points below" in found.text
-    assert "± 0.00 over 3 seeds" in found.text
+    assert "± 0.00, 3 seeds" in found.text
 
 
 def test_what_the_seeds_leave_open_is_called_open() -> None:
     assert judge([-1.0, 1.5]) is Verdict.OPEN
-    assert judge([-1.0, -1.5]) is Verdict.HOLDS
-    assert judge([1.0, 1.5]) is Verdict.FAILS
+    assert judge([-1.4, -1.5]) is Verdict.HOLDS
+    assert judge([1.4, 1.5]) is Verdict.FAILS
     assert judge([0.1]) is Verdict.FAILS
     assert judge([0.1], limit=0.2) is Verdict.HOLDS
 
 
+def test_a_verdict_is_95_percent_certain() -> None:
+    """Student's t decides: a standard deviation from the limit is not enough with few seeds."""
+    three = [-0.17, -1.43, -2.3]  # -1.30 with a standard deviation of 1.07
+    assert judge(three, limit=-0.2) is Verdict.OPEN
+    assert judge(three * 3, limit=-0.2) is Verdict.HOLDS
+    assert margin(three) == pytest.approx(2.920 * statistics.stdev(three) / 3**0.5)
+    assert margin([-1.0, -1.5]) == pytest.approx(6.314 * 0.25)
+    # Beyond ten seeds the quantile stays that of ten, which is a little too strict.
+    assert margin([0.0, 1.0] * 10) == pytest.approx(1.833 * 0.513 / 20**0.5, rel=0.01)
+
+
 def test_one_seed_says_no_more_than_its_test_images_can() -> None:
-    """Two error rates near 10 %, of 10,000 images each, differ by 0.42 points by chance."""
-    levels = results_of({"one": [10.0], "other": [10.4], "third": [10.5]})
+    """Two error rates near 10 %, of 10,000 images each, have a standard error of 0.43 points."""
+    levels = results_of({"one": [10.0], "other": [10.6], "third": [10.8]})
     results = Results(levels.spectra, {}, test_images=10_000)
     close = compare("Better", results, V1, "one", "other", TABLE)
     assert close.verdict is Verdict.OPEN
-    assert "(one seed, ± 0.43 by the number of test images)" in close.text
+    assert "(one seed, ± 0.71 by the number of test images)" in close.text
     assert compare("Better", results, V1, "one", "third", TABLE).verdict is Verdict.HOLDS
     assert compare("Better", results, V1, "third", "one", TABLE).verdict is Verdict.FAILS
     same = compare("Better", results, V1, "one", "other", TABLE, noise=0.0)

@@ -81,7 +81,7 @@ def test_gains_of_several_seeds_are_compared_with_their_spread() -> None:
     found = super_resolution(results_of("super_resolution", "wdsr", *seeds))[-1]
     assert found.verdict is Verdict.HOLDS
     assert "0.0200 dB above" in found.text
-    assert "± 0.0100 over 3 seeds" in found.text
+    assert "± 0.0169, 3 seeds" in found.text
 
 
 def of_ppo(gain: float) -> dict[tuple[str, float], float]:
@@ -94,13 +94,13 @@ def of_ppo(gain: float) -> dict[tuple[str, float], float]:
 
 
 @pytest.mark.parametrize(
-    ("gain", "verdict"), [(4.5, Verdict.OPEN), (5.5, Verdict.HOLDS), (-5.5, Verdict.FAILS)]
+    ("gain", "verdict"), [(8.0, Verdict.OPEN), (8.5, Verdict.HOLDS), (-8.5, Verdict.FAILS)]
 )
-def test_scores_within_their_standard_error_are_open(gain: float, verdict: Verdict) -> None:
-    error = 5 / 2**0.5  # of the difference: 5
+def test_scores_within_their_margin_are_open(gain: float, verdict: Verdict) -> None:
+    error = 5 / 2**0.5  # of the difference: 5, and the margin is 1.645 times that
     found = reinforcement(results_of("reinforcement", "atari_cnn", of_ppo(gain), error=error))
     assert [one.verdict for one in found] == [verdict] * 4
-    assert "± 5.0 by the number of games" in found[0].text
+    assert "± 8.2 by the number of games" in found[0].text
 
 
 def test_equal_scores_are_not_higher() -> None:
