@@ -31,12 +31,12 @@ import torch
 from anywidth_runtime.governor import Governor, Policy
 from anywidth_runtime.governor_menu import Choice, make_menu
 from anywidth_runtime.governor_queue import DeadlineQueue, Waiting
-from anywidth_runtime.governor_rivals import FixedWidth, MostAccurateForHead, SlackFit
 from anywidth_runtime.governor_scheduler import QueueFull, Scheduler, TooLate
 from anywidth_runtime.governor_scheduler import Served as Answer
 from anywidth_runtime.short_pauses import shorten_pauses
 
 from benchmarks import governor_networks as networks
+from benchmarks.governor_rivals import FixedWidth, MostAccurateForHead, SlackFit
 from benchmarks.records import circumstances, write_record
 
 TRACES = Path(__file__).parent / "traces"

@@ -182,7 +182,7 @@ class Scheduler:
         self.close()
 
     def _forget(self, waiting: Waiting) -> None:
-        with self._changed:
+        with self._changed, contextlib.suppress(ValueError):  # it may have been taken
             self._queue.remove(waiting)
 
     def _work(self) -> None:

@@ -10,10 +10,11 @@ from anywidth_runtime.governor import Governor
 from anywidth_runtime.governor_limits import Ceiling
 from anywidth_runtime.governor_menu import Choice, make_menu
 from anywidth_runtime.governor_queue import DeadlineQueue, Waiting
-from anywidth_runtime.governor_rivals import FixedWidth, MostAccurateForHead, SlackFit
 from governed import gamma_arrivals, published_choices, replay
 from hypothesis import given
 from hypothesis import strategies as st
+
+from benchmarks.governor_rivals import FixedWidth, MostAccurateForHead, SlackFit
 
 FOUR = [Choice(0.25, 1.0, 56), Choice(0.5, 3.0, 64), Choice(0.75, 7.0, 69), Choice(1.0, 12.0, 72)]
 

@@ -1,25 +1,33 @@
-"""Other ways to choose a width, for comparison with the governor."""
+"""Other ways to choose a width, which `benchmarks.governor` compares with the governor."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from anywidth_runtime.errors import RequestError
 from anywidth_runtime.governor import Decision
 from anywidth_runtime.governor_latencies import Width
 from anywidth_runtime.governor_menu import Choice, make_menu
 from anywidth_runtime.governor_queue import Waiting
 
 
-class FixedWidth:
+class Rival:
+    """A policy that learns nothing while it serves."""
+
+    def arrived(self, request: Waiting, now: float) -> None:
+        """Expects nothing."""
+
+    def note(
+        self, width: Width, seconds: float, *, size: float = 1.0, overhead: float = 0.0
+    ) -> None:
+        """Keeps to what was measured."""
+
+
+class FixedWidth(Rival):
     """Every request at one width."""
 
     def __init__(self, choice: Choice) -> None:
         self._choice = choice
-
-    def arrived(self, request: Waiting, now: float) -> None:
-        """Expects nothing."""
 
     def decide(self, queue: Sequence[Waiting], now: float) -> Decision:
         return Decision(self._choice.width)
@@ -27,20 +35,12 @@ class FixedWidth:
     def shortest(self, request: Waiting) -> float:
         return self._choice.milliseconds / 1000
 
-    def note(
-        self, width: Width, seconds: float, *, size: float = 1.0, overhead: float = 0.0
-    ) -> None:
-        """Learns nothing."""
 
-
-class MostAccurateForHead:
+class MostAccurateForHead(Rival):
     """The best width that is in time for the first request; ignores the requests behind it."""
 
     def __init__(self, choices: Iterable[Choice]) -> None:
         self.menu = make_menu(choices)
-
-    def arrived(self, request: Waiting, now: float) -> None:
-        """Expects nothing."""
 
     def decide(self, queue: Sequence[Waiting], now: float) -> Decision:
         left = 1000 * (queue[0].deadline - now)
@@ -50,13 +50,8 @@ class MostAccurateForHead:
     def shortest(self, request: Waiting) -> float:
         return self.menu[0].milliseconds / 1000
 
-    def note(
-        self, width: Width, seconds: float, *, size: float = 1.0, overhead: float = 0.0
-    ) -> None:
-        """Learns nothing."""
 
-
-class SlackFit:
+class SlackFit(Rival):
     """SlackFit of SuperServe (Khare et al., NSDI 2025, section 4).
 
     Offline, every pair of width and batch size falls into one of `buckets` equal ranges of latency,
@@ -80,8 +75,6 @@ class SlackFit:
         buckets: int = 32,
         fills_batches: bool = False,
     ) -> None:
-        if not milliseconds:
-            raise RequestError("no latencies: expected milliseconds by width and batch")
         self._milliseconds = dict(milliseconds)
         self._accuracies = dict(accuracies)
         self._low, self._high = min(milliseconds.values()), max(milliseconds.values())
@@ -105,9 +98,6 @@ class SlackFit:
                 table[bucket], rank[bucket] = Decision(width, batch), mine
         return table
 
-    def arrived(self, request: Waiting, now: float) -> None:
-        """Expects nothing."""
-
     def decide(self, queue: Sequence[Waiting], now: float) -> Decision:
         left = 1000 * (queue[0].deadline - now)
         waiting = len(queue)
@@ -122,8 +112,3 @@ class SlackFit:
 
     def shortest(self, request: Waiting) -> float:
         return self._low / 1000
-
-    def note(
-        self, width: Width, seconds: float, *, size: float = 1.0, overhead: float = 0.0
-    ) -> None:
-        """Learns nothing."""
