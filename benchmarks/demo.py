@@ -2,9 +2,9 @@
 
     python3 -m benchmarks.demo --seeds 3 --out benchmarks/results/demo.json
 
-It trains a US-Net and four I-Nets with the same recipe and epochs, and slices and calibrates the
-I-Net at 1.0 as a control. Runs are kept under `--runs`; finished ones are not trained again. With
-`--set validation=split`, errors are those on a tenth of the training images, to tune by.
+It is a study that trains a US-Net and four I-Nets with the same recipe and epochs, and slices and
+calibrates the I-Net at 1.0 as a control. Runs are kept under `--runs`: the same command continues.
+With `--set validation=split`, errors are those on a tenth of the training images, to tune by.
 
     python3 -m benchmarks.demo --draw demo.png
 
@@ -16,62 +16,60 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import statistics
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import anywidth as aw
 from anywidth.app.runs.settings import override
 from anywidth.app.showing.plots import plot_spectra
-from anywidth.app.studies.pieces import open_run, train_piece
+from anywidth.app.studies.processes import work_through
+from anywidth.app.studies.study_parts import Measurement, Network, Setting, Study, training
+from anywidth.app.studies.tables import collect
+from anywidth.app.studies.trainings import jobs_of
 from anywidth.app.tasks.classification.networks import build_model
 from anywidth.app.tasks.classification.recipes import fashion_mnist_demo
-from anywidth.app.tasks.classification.task import (
-    TrainedClassifier,
-    open_trained,
-    train_run,
-)
-from anywidth.app.tasks.results import run_spectrum
+from anywidth.app.tasks.classification.task import TrainedClassifier
 from anywidth.distributed import local_device
 from anywidth.measuring.spectra import Spectrum, SpectrumPoint
 from benchmarks.records import circumstances, write_record
 
 RECORD = Path(__file__).parent / "results" / "demo.json"
-WIDTHS = [0.1, 0.15, 0.25, 0.35, 0.5, 0.75, 1.0]
+WIDTHS = (0.1, 0.15, 0.25, 0.35, 0.5, 0.75, 1.0)
 I_NETS = (0.1, 0.25, 0.5, 1.0)
-NETWORKS: dict[str, dict[str, Any]] = {
-    "US-Net": {},
-    **{f"I-Net {width}": {"method": "i", "width": width} for width in I_NETS},
-}
+NETWORK = Network("mobilenet_v1", "half of MobileNet v1", WIDTHS)
 
 
-def errors(job: tuple[str, int, str, dict[str, str], Path]) -> tuple[str, int, dict[str, float]]:
-    """Top-1 errors by width of one network and seed."""
-    name, seed, device, changes, runs = job
-    torch.set_num_threads(1)
-    settings = dataclasses.replace(
-        override(fashion_mnist_demo(), changes), seed=seed, device=device, **NETWORKS[name]
-    )
-    folder = runs / f"{name.lower().replace(',', '').replace(' ', '-')}-{seed}"
-    run = open_run(folder, settings, {"device"}, option="--runs")
-    train_piece(run, settings, train_run)
-    trained = open_trained(folder, device, settings=settings)
-    # The I-Net at full width is also run narrower: the control.
-    widths = WIDTHS if name in ("US-Net", "I-Net 1.0") else trained.widths
-    if seed == 0 and name == "US-Net":
-        widths = trained.widths
-    trained.calibrate(widths)
-    spectrum = run_spectrum(trained, widths, measure_latency=False)
-    found = {str(point.width): point.metrics["top1_error"] for point in spectrum.points}
-    return name, seed, found
+def i_net(width: float) -> Setting:
+    """A network trained alone; the one at full width is also run narrower, as the control."""
+    measurement = Measurement("table", widths="table") if width == 1 else OWN_WIDTH
+    alone = training(NETWORK, method="i", width=width)
+    return Setting(f"I-Net {width}", NETWORK, (alone,), measurement, kind="i")
 
 
-def draw(found: dict[str, dict[str, list[float]]], path: Path) -> None:
+OWN_WIDTH = Measurement("own-width", widths="trained")
+US_NET = Setting("US-Net", NETWORK, (training(NETWORK),), Measurement("spectrum"))
+STUDY = Study("demo", None, "", (US_NET, *map(i_net, I_NETS)), lambda results: [])
+
+Errors = dict[str, dict[str, list[float]]]
+"""Network → width → top-1 error of each seed."""
+
+
+def measured(study: Study, seeds: int, runs: Path) -> Errors:
+    results = collect(study, seeds, runs)
+    return {
+        label: {
+            str(width): [one.at(width).metrics["top1_error"] for one in by_seed.values()]
+            for width in results.widths((network, label))
+        }
+        for (network, label), by_seed in results.spectra.items()
+    }
+
+
+def draw(found: Errors, path: Path) -> None:
     """Draw seed 0 of the US-Net, and of the I-Nets at their widths."""
     model = build_model(fashion_mnist_demo(), 10, (1, 28, 28))
 
@@ -98,7 +96,7 @@ def draw(found: dict[str, dict[str, list[float]]], path: Path) -> None:
     plot_spectra(spectra, path)
 
 
-def print_table(found: dict[str, dict[str, list[float]]]) -> None:
+def print_table(found: Errors) -> None:
     print("| network | " + " | ".join(map(str, WIDTHS)) + " |")
     print("|---" * (len(WIDTHS) + 1) + "|")
     for name, by_width in found.items():
@@ -114,34 +112,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    labels = [one.label for one in STUDY.settings]
     parser.add_argument("--draw", type=Path, help="train nothing; draw the recorded result")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--runs", type=Path, default=Path("runs/demo"))
+    parser.add_argument("--runs", type=Path, default=Path("runs/demo-benchmark"))
     parser.add_argument("--set", nargs="*", default=[], help="field=value of the recipe")
-    parser.add_argument("--only", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
+    parser.add_argument("--only", nargs="*", default=labels, choices=labels)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     if arguments.draw:
         draw(json.loads(RECORD.read_text())["top1_error"], arguments.draw)
         return
-    torch.set_num_threads(1)  # as the processes have, for the record
+    # One thread each, here and in new processes.
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
     for item in arguments.set:
         if "=" not in item:
             parser.error(f"--set {item}: expected field=value, such as epochs=2")
     changes = dict(item.split("=", 1) for item in arguments.set)
-    jobs = [
-        (name, seed, arguments.device, changes, arguments.runs)
-        for seed in range(arguments.seeds)
-        for name in arguments.only
-    ]
-    found: dict[str, dict[str, list[float]]] = {}
-    with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
-        for name, seed, by_width in pool.map(errors, jobs):
-            print(f"{name}, seed {seed}: {by_width}", flush=True)
-            for width, error in by_width.items():
-                found.setdefault(name, {}).setdefault(width, []).append(error)
+    recipe = override(fashion_mnist_demo(), {**changes, "device": arguments.device})
+    chosen = tuple(one for one in STUDY.settings if one.label in arguments.only)
+    study = dataclasses.replace(STUDY, settings=chosen)
+    jobs = jobs_of([study], {STUDY.name: arguments.seeds}, {NETWORK.name: recipe}, arguments.runs)
+    if not work_through(jobs, arguments.processes):
+        raise SystemExit("Stopped; the same command continues.")
+    found = measured(study, arguments.seeds, arguments.runs)
     print_table(found)
     about = circumstances(local_device(arguments.device))
     write_record(arguments.out, {**about, "changes": changes, "top1_error": found})

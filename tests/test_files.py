@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from anywidth.app.runs.nested_state import flatten_state, unflatten_state
+from anywidth.app.runs.training_state import flatten_state, unflatten_state
 from anywidth.errors import AnywidthError
 from anywidth.files import (
     decode_tensors,

@@ -145,7 +145,7 @@ def _searched(trained: Trained, **options: Any) -> Searched:
 
 
 def _print(trained: Trained, searched: Searched, out: Path) -> None:
-    from anywidth.app.showing.search_tables import channels_table, found_table
+    from anywidth.app.showing.search_results import channels_table, found_table
     from anywidth.app.tasks.search_run import TABLE_FILE, channels_file
     from anywidth.slimming.convert import plan_of
 

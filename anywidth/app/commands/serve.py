@@ -52,7 +52,7 @@ def serve(
         Path | None,
         typer.Option(help="File with the token that requests must send (or set ANYWIDTH_TOKEN)."),
     ] = None,
-    page: Annotated[bool, typer.Option(help="Show the page at /.")] = True,
+    has_page: Annotated[bool, typer.Option("--page/--no-page", help="Show the page at /.")] = True,
     ray: Annotated[
         bool, typer.Option("--ray", help="Serve with Ray Serve, on the machines of its cluster.")
     ] = False,
@@ -80,35 +80,16 @@ def serve(
 
       anywidth serve net.anywidth
     """
+    options = dict(locals())  # all of them are the server's
     try:
         from anywidth_runtime.errors import BundleError, RequestError
-        from anywidth_runtime.server.starting import start
+        from anywidth_runtime.server.running import start
     except ModuleNotFoundError as error:
         raise AnywidthError(
             f"serving needs the package {error.name!r}: pip install './runtime[serve]'"
         ) from error
     try:
-        start(
-            bundle,
-            host=host,
-            port=port,
-            name=name,
-            deadline_ms=deadline_ms,
-            late=late,
-            least_width=least_width,
-            least_accuracy=least_accuracy,
-            hysteresis=hysteresis,
-            threads=threads,
-            workers=workers,
-            most_waiting=most_waiting,
-            most_body=most_body,
-            token_file=token_file,
-            has_page=page,
-            ray=ray,
-            replicas=replicas,
-            most_replicas=most_replicas,
-            target_width=target_width,
-        )
+        start(**options)
     except ModuleNotFoundError as error:
         extra = "ray" if ray else "serve"
         raise AnywidthError(

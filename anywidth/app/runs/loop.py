@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,13 @@ from anywidth.app.interrupts import handled_by, note_signal
 from anywidth.app.runs.checkpoints import part_file
 from anywidth.app.runs.dry_run import DryRun, measure_steps
 from anywidth.app.runs.metrics import MetricsLog
-from anywidth.app.runs.nested_state import flatten_state, unflatten_state
-from anywidth.app.runs.random_state import capture_random_state, restore_random_state
 from anywidth.app.runs.run import MEND, Run
+from anywidth.app.runs.training_state import (
+    capture_random_state,
+    flatten_state,
+    restore_random_state,
+    unflatten_state,
+)
 from anywidth.app.runs.wandb_log import WandbLog
 from anywidth.distributed import barrier, rank, sum_over_ranks, world_size
 from anywidth.errors import AnywidthError, errors_about, few_of, misfits
@@ -266,6 +270,22 @@ def _read(values: dict[str, Tensor]) -> dict[str, float]:
 
 def _is_due(training: Training, epoch: int) -> bool:
     return epoch % training.validate_every == 0 or epoch == training.epochs
+
+
+def scheduled_rate(
+    step: int,
+    total: int,
+    warmup: int,
+    highest: float,
+    schedule: Literal["linear", "cosine"] = "linear",
+) -> float:
+    """Falls to zero over all steps, by a line or half a cosine, after a linear warm-up."""
+    if step < warmup:
+        return highest * (step + 1) / warmup
+    done = (step - warmup) / max(1, total - warmup)
+    if schedule == "cosine":
+        return highest * 0.5 * (1 + math.cos(math.pi * done))
+    return highest * (total - step) / max(1, total - warmup)
 
 
 def _set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from anywidth.app.showing.figure_style import BLUE
-from anywidth.app.showing.latency_plot import timed_points
-from anywidth.app.showing.plots import least_span, series_colors
+from anywidth.app.showing.plots import least_span, series_colors, timed_points
 from anywidth.app.showing.spectrum_tables import format_count, format_point, format_width
 from anywidth.measuring.spectra import Spectrum, SpectrumPoint, joined, standard_error
 

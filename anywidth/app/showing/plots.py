@@ -1,4 +1,4 @@
-"""The FLOPs-accuracy spectrum: error or score over multiply-adds, one mark per width."""
+"""Plots of spectra: error or score over multiply-adds, and latency over width."""
 
 from __future__ import annotations
 
@@ -11,15 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anywidth.app.showing.figure_style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, write_figure
+from anywidth.app.showing.figure_style import (
+    BLUE,
+    FAINT_INK,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    write_figure,
+)
 from anywidth.app.showing.spectrum_tables import format_metric, format_width
 from anywidth.errors import AnywidthError
-from anywidth.measuring.spectra import Spectrum, joined, standard_error
+from anywidth.measuring.spectra import Spectrum, SpectrumPoint, joined, standard_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.legend import Legend
+
 
 # Per kind of spectrum: the look of its marks, and the colours of its first few series.
 # S-Nets are hollow, because at shared widths they cover the others.
@@ -269,3 +279,49 @@ def _importance(width: float, widths: Iterable[float]) -> tuple[int, float]:
         return 0, width
     fits = [i for i, step in enumerate(_STEPS, 1) if abs(width / step - round(width / step)) < 1e-6]
     return min(fits, default=len(_STEPS) + 1), width
+
+
+def timed_points(spectrum: Spectrum) -> list[SpectrumPoint]:
+    """The points of uniform widths whose latency was measured, narrowest first."""
+    known = [
+        point
+        for point in spectrum.points
+        if point.width is not None and math.isfinite(point.latency_ms or math.nan)
+    ]
+    return sorted(known, key=lambda point: point.width or 0.0)
+
+
+def latency_conditions(spectrum: Spectrum) -> str:
+    """What a latency depends on: what ran the network, the batch and the device."""
+    known = [spectrum.latency_by, "batch size 1", spectrum.latency_on]
+    return ", ".join(filter(None, known))
+
+
+def latency_figure(spectrum: Spectrum) -> Figure:
+    """Latency over width; call it and `figure_bytes` inside `style()`."""
+    from matplotlib.figure import Figure
+
+    points = timed_points(spectrum)
+    if not points:
+        raise AnywidthError(f"the spectrum {spectrum.name!r} has no latencies to draw")
+    widths = [point.width or 0.0 for point in points]
+    times = [point.latency_ms or 0.0 for point in points]
+    ranges = [
+        point.latency_range or (time, time) for point, time in zip(points, times, strict=True)
+    ]
+    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(widths, times, marker="o", markersize=4.5, color=BLUE)
+    axes.vlines(widths, *zip(*ranges, strict=True), color=BLUE, linewidth=1.2, alpha=0.6)
+    # From zero, so that twice as high is twice as long.
+    axes.set_ylim(0, 1.08 * max(*times, *(high for _, high in ranges)))
+    axes.set_xlabel("width")
+    axes.set_ylabel("latency, ms")
+    figure.suptitle(spectrum.name, x=0.02, ha="left", weight="bold", size=12)
+    axes.set_title(
+        f"{latency_conditions(spectrum)}; bars from the fastest to the median pass",
+        size=9,
+        weight="normal",
+        color=FAINT_INK,
+    )
+    return figure

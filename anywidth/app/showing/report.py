@@ -20,8 +20,12 @@ from anywidth._version import __version__
 from anywidth.app.showing.curves import curves_panels, has_curves
 from anywidth.app.showing.figure_style import FAINT_INK, GRID, INK, figure_bytes, style
 from anywidth.app.showing.interactive_spectrum import interactive_latency, interactive_spectrum
-from anywidth.app.showing.latency_plot import latency_conditions, latency_figure, timed_points
-from anywidth.app.showing.plots import spectra_figure
+from anywidth.app.showing.plots import (
+    latency_conditions,
+    latency_figure,
+    spectra_figure,
+    timed_points,
+)
 from anywidth.app.showing.spectrum_tables import (
     format_count,
     format_mean,

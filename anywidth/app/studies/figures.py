@@ -1,20 +1,32 @@
-"""The figures of a study: mean over the seeds, with a band from the best to the worst of them."""
+"""The figures of a study.
+
+Spectra are means over the seeds, with a band from the best to the worst of them. Learning curves
+are the paper's figure 5: of I-Nets and of the US-Net, and both at the end.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anywidth.app.showing.plots import spectra_figure
+from anywidth.app.runs.metrics import read_metrics
+from anywidth.app.showing.figure_style import BLUE, GREEN, INK, ORANGE, PURPLE, write_figures
+from anywidth.app.showing.plots import LOOKS, series_colors, spectra_figure
+from anywidth.app.showing.spectrum_tables import format_count
 from anywidth.app.studies.comparing import Results
-from anywidth.app.studies.study_parts import Picture
+from anywidth.app.studies.study_parts import Picture, Study
 from anywidth.app.studies.tables import mean_spectrum
+from anywidth.app.studies.trainings import Job
+from anywidth.measuring.spectra import Spectrum, standard_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 # Space between the outermost band and the frame, as a share of the axis.
 _MARGIN = 0.03
@@ -55,3 +67,81 @@ def _make_room(
     highest = max(itertools.compress(high, shown), default=bottom)
     margin = _MARGIN * (max(top, highest) - min(bottom, lowest))
     axes.set_ylim(min(bottom, lowest - margin), max(top, highest + margin))
+
+
+_COLORS = (ORANGE, PURPLE, GREEN, BLUE)
+
+Curve = Mapping[float, float]
+"""Agent steps → mean score."""
+
+
+def draw_curves(study: Study, jobs: Sequence[Job], results: Results, out: Path) -> str | None:
+    """Write NAME-curves.png and .svg and return NAME-curves; None if no training has a log."""
+    logged = [job for job in jobs if (job.folder / "metrics.csv").exists()]
+    if study.curves is None or not logged:
+        return None
+    file = f"{study.name}-curves"
+    write_figures(out / file, lambda: _figure(study, logged, results))
+    return file
+
+
+def _figure(study: Study, logged: Sequence[Job], results: Results) -> Figure:
+    from matplotlib.figure import Figure
+
+    (network,) = study.networks
+    figure = Figure(figsize=(12.5, 4.2), layout="constrained")
+    left, middle, right = figure.subplots(1, 3, sharey=True)
+    for axes, title, is_alone in ((left, "I-Nets", True), (middle, "US-Net", False)):
+        some = [job for job in logged if (job.settings.method == "i") == is_alone]
+        _draw_learning(axes, some, study.curves or "", network.widths)
+        axes.set_title(title)
+    left.set_ylabel("mean score of full games")
+    _draw_ends(right, results, network.widths)
+    right.set_title("At the end")
+    figure.suptitle(logged[0].settings.trained_on, x=0.01, ha="left", fontweight="bold")
+    return figure
+
+
+def _draw_learning(axes: Axes, jobs: Sequence[Job], metric: str, widths: Sequence[float]) -> None:
+    """The mean over the seeds, with each seed in a faint line; not smoothed."""
+    for width, color in zip(widths, _COLORS, strict=False):
+        curves = [_curve(job, f"{metric}/{width}") for job in jobs]
+        curves = [curve for curve in curves if curve]
+        if not curves:
+            continue
+        for curve in curves if len(curves) > 1 else ():
+            axes.plot(list(curve), list(curve.values()), color=color, alpha=0.25, linewidth=1)
+        shared = sorted(set.intersection(*map(set, curves)))
+        means = [statistics.mean(curve[step] for curve in curves) for step in shared]
+        axes.plot(shared, means, color=color, label=f"{width}")
+    axes.set_xlabel("agent steps")
+    axes.xaxis.set_major_formatter(lambda value, position: format_count(value))
+    if axes.lines:
+        axes.legend(title="width", labelcolor=INK)
+
+
+def _curve(job: Job, column: str) -> Curve:
+    rows = read_metrics(job.folder / "metrics.csv")
+    return {row["agent_steps"]: row[column] for row in rows if column in row}
+
+
+def _draw_ends(axes: Axes, results: Results, widths: Sequence[float]) -> None:
+    spectra = [list(by_seed.values()) for by_seed in results.spectra.values()]
+    colors = series_colors([one.kind for one, *_ in spectra])
+    for seeds, color in zip(spectra, colors, strict=True):
+        ends = [_end(seeds, width, results.metric) for width in widths]
+        means, errors = zip(*ends, strict=True)
+        look = LOOKS[seeds[0].kind][0] | {"linestyle": "-"}
+        axes.errorbar(widths, means, errors, capsize=3, color=color, label=seeds[0].name, **look)
+    axes.set_xlabel("width")
+    axes.set_xticks(list(widths))
+    axes.legend(labelcolor=INK)
+
+
+def _end(seeds: Sequence[Spectrum], width: float, metric: str) -> tuple[float, float]:
+    """Mean, and its standard error: over seeds if there are several, else over games."""
+    points = [one.at(width) for one in seeds]
+    scores = [point.metrics[metric] for point in points]
+    if len(scores) == 1:
+        return scores[0], standard_error(points[0], metric)
+    return statistics.mean(scores), statistics.stdev(scores) / len(scores) ** 0.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Sequence
+from functools import partial
 
 from anywidth.app.showing.spectrum_tables import format_width
 from anywidth.app.studies.comparing import (
@@ -76,70 +77,52 @@ def _balanced(results: Results) -> list[Finding]:
 
 
 def sampling_rule(results: Results) -> list[Finding]:
-    rules = ["3 random", "min + 2 random", "max + 2 random"]
+    better = partial(compare, results=results, network=V1, widths=TABLE, limit=BETTER)
     sandwich = "min + 1 random + max"
-    best = [
-        compare(f"The sandwich rule beats {rule}", results, V1, sandwich, rule, TABLE, BETTER)
-        for rule in rules
-    ]
+    claim = "Training the narrowest width matters more than training the widest"
     return [
-        *best,
-        compare(
-            "Training the narrowest width matters more than training the widest",
-            results, V1, "min + 2 random", "max + 2 random", TABLE, BETTER,
+        *(
+            better(f"The sandwich rule beats {rule}", one=sandwich, other=rule)
+            for rule in ("3 random", "min + 2 random", "max + 2 random")
         ),
-    ]  # fmt: skip
+        better(claim, one="min + 2 random", other="max + 2 random"),
+    ]
 
 
 def distillation(results: Results) -> list[Finding]:
-    widths = results.widths((V1, "inplace distillation"))
-    without, mixed = "true labels alone", "half true labels"
+    label = "inplace distillation"
+    widths = results.widths((V1, label))
+    better = partial(compare, results=results, network=V1, one=label, widths=widths, limit=BETTER)
     return [
-        compare(
-            "Inplace distillation helps",
-            results, V1, "inplace distillation", without, widths, BETTER,
-        ),
-        compare(
-            "Mixing true labels into it is worse",
-            results, V1, "inplace distillation", mixed, widths, BETTER,
-        ),
-    ]  # fmt: skip
+        better("Inplace distillation helps", other="true labels alone"),
+        better("Mixing true labels into it is worse", other="half true labels"),
+    ]
 
 
 def bn_statistics(results: Results) -> list[Finding]:
+    """Of one network, so that there is no chance in it."""
     exact = "exact over all"
+    same = partial(compare, results=results, network=V1, widths=TABLE, limit=SAME, noise=0.0)
+    failing = partial(compare, results=results, network=V1, widths=TABLE[:-1], noise=0.0)
+    claim = "Without post-statistics narrow widths fail"
     return [
         *(
-            compare(
-                f"{few} images calibrate as well as all",
-                results, V1, f"exact over {few}", exact, TABLE, SAME, noise=0.0,
-            )
+            same(f"{few} images calibrate as well as all", one=f"exact over {few}", other=exact)
             for few in ("1k", "2k")
         ),
-        compare(
-            "Exact averages are as good as moving ones",
-            results, V1, exact, "moving over all", TABLE, SAME, noise=0.0,
-        ),
-        compare(
-            "Without post-statistics narrow widths fail",
-            results, V1, "no post-statistics", exact, TABLE[:-1], FAILURE, at_least=True,
-            noise=0.0,
-        ),
-    ]  # fmt: skip
+        same("Exact averages are as good as moving ones", one=exact, other="moving over all"),
+        failing(claim, one="no post-statistics", other=exact, limit=FAILURE, at_least=True),
+    ]
 
 
 def lower_bound(results: Results) -> list[Finding]:
-    widths = results.widths((V1, "k0 = 0.35"))
+    first, second = "k0 = 0.25", "k0 = 0.35"
+    above = partial(compare, results=results, network=V1, widths=results.widths((V1, second)))
+    costs = "Training down to 0.05 costs accuracy at the widths above"
     return [
-        compare(
-            "Training down to 0.05 costs accuracy at the widths above",
-            results, V1, "k0 = 0.25", "k0 = 0.05", widths, BETTER,
-        ),
-        compare(
-            "Training down to 0.35 only is no worse there",
-            results, V1, "k0 = 0.35", "k0 = 0.25", widths,
-        ),
-    ]  # fmt: skip
+        above(costs, one=first, other="k0 = 0.05", limit=BETTER),
+        above("Training down to 0.35 only is no worse there", one=second, other=first),
+    ]
 
 
 def divisor(results: Results) -> list[Finding]:
@@ -150,13 +133,11 @@ def divisor(results: Results) -> list[Finding]:
 
 def number_of_widths(results: Results) -> list[Finding]:
     widths = results.widths((V1, "n = 4"))
+    claim = "Four widths per step are better than three"
     return [
-        compare(
-            "Four widths per step are better than three",
-            results, V1, "n = 4", "n = 3", widths, BETTER,
-        ),
+        compare(claim, results, V1, "n = 4", "n = 3", widths, BETTER),
         compare("Four are as good as five", results, V1, "n = 4", "n = 5", widths, SAME),
-    ]  # fmt: skip
+    ]
 
 
 def drawn_widths(results: Results) -> list[Finding]:
@@ -203,16 +184,14 @@ def output_averaging(results: Results) -> list[Finding]:
 def naturally_slimmable(results: Results) -> list[Finding]:
     widths = results.widths((V1, "US-Net"))
     between = [width for width in widths if width not in TABLE]
+    fails = partial(
+        compare, results=results, network=V1, other="US-Net", limit=FAILURE, at_least=True
+    )
+    sliced = "An ordinary network sliced and calibrated fails"
     return [
-        compare(
-            "An ordinary network sliced and calibrated fails",
-            results, V1, "sliced I-Net 1.0", "US-Net", widths[:-1], FAILURE, at_least=True,
-        ),
-        compare(
-            "A slimmable network fails between its switches",
-            results, V1, "S-Net", "US-Net", between, FAILURE, at_least=True,
-        ),
-    ]  # fmt: skip
+        fails(sliced, one="sliced I-Net 1.0", widths=widths[:-1]),
+        fails("A slimmable network fails between its switches", one="S-Net", widths=between),
+    ]
 
 
 def search(results: Results) -> list[Finding]:
@@ -257,21 +236,17 @@ def nonuniform(results: Results) -> list[Finding]:
     if results.learned_nothing(errors):
         verdicts, remark = (Verdict.OPEN, Verdict.OPEN), GUESSING
     note = f"points over uniform widths at the same multiply-adds: {listed}"
+    hurts_most = f"Narrowing stage 5 hurts most: {note} ({spell_margin(worst, None)}){remark}."
+    hurts_least = (
+        f"Narrowing stage 1 hurts least: its error is {spell(best)} that of the next best "
+        f"({spell_margin(best, None)}){remark}."
+    )
+    claim = "Trained nonuniform, it is close at uniform widths"
     return [
-        Finding(
-            verdicts[0],
-            f"Narrowing stage 5 hurts most: {note} ({spell_margin(worst, None)}){remark}.",
-        ),
-        Finding(
-            verdicts[1],
-            f"Narrowing stage 1 hurts least: its error is {spell(best)} that of the next best "
-            f"({spell_margin(best, None)}){remark}.",
-        ),
-        compare(
-            "Trained nonuniform, it is close at uniform widths",
-            results, V1, "uniform", "trained uniform", TABLE, CLOSE,
-        ),
-    ]  # fmt: skip
+        Finding(verdicts[0], hurts_most),
+        Finding(verdicts[1], hurts_least),
+        compare(claim, results, V1, "uniform", "trained uniform", TABLE, CLOSE),
+    ]
 
 
 def excess_error(spectrum: Spectrum, reference: Spectrum) -> float:
@@ -292,30 +267,26 @@ def _interpolate(known: Sequence[tuple[int, float]], place: int) -> float:
 
 
 def super_resolution(results: Results) -> list[Finding]:
-    found = []
     names = [label for _, label in results.spectra if label.startswith("US-Net")]
-    for name in names:
-        for width in (0.5, 1.0):
-            found.append(
-                compare(
-                    "It is close to an individual network, in the paper 0.01 dB below",
-                    results, "wdsr", name, "I-Net", [width], -CLOSE_PSNR, at_least=True, noise=0.0,
-                )
-            )  # fmt: skip
     untaught = "US-Net, no distillation"
-    for name in names:
-        if name != untaught:
-            widths = results.widths(("wdsr", name))
-            claim = "Inplace distillation helps slightly"
-            found.append(compare(claim, results, "wdsr", name, untaught, widths, at_least=True))
-    return found
+    gains = partial(compare, results=results, network="wdsr", at_least=True)
+    close = "It is close to an individual network, in the paper 0.01 dB below"
+    helps = "Inplace distillation helps slightly"
+    return [
+        *(
+            gains(close, one=name, other="I-Net", widths=[width], limit=-CLOSE_PSNR, noise=0.0)
+            for name in names
+            for width in (0.5, 1.0)
+        ),
+        *(
+            gains(helps, one=name, other=untaught, widths=results.widths(("wdsr", name)))
+            for name in names
+            if name != untaught
+        ),
+    ]
 
 
 def reinforcement(results: Results) -> list[Finding]:
-    return [
-        compare(
-            "One network for all widths scores higher than an individual one",
-            results, "atari_cnn", "US-Net", "I-Net", [width], HIGHER_SCORE, at_least=True,
-        )
-        for width in TABLE
-    ]  # fmt: skip
+    claim = "One network for all widths scores higher than an individual one"
+    higher = partial(compare, claim, results, "atari_cnn", "US-Net", "I-Net", at_least=True)
+    return [higher(widths=[width], limit=HIGHER_SCORE) for width in TABLE]

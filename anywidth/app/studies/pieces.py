@@ -7,12 +7,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from anywidth.app.runs.run import Run
-from anywidth.app.runs.settings import Settings, to_json
 from anywidth.app.studies.provenance import provenance
 from anywidth.app.tasks.task_settings import TaskSettings
 from anywidth.distributed import local_device
@@ -28,38 +27,6 @@ A killed piece has 0 steps and seconds, and is marked `killed`.
 """
 
 AnyTask = TypeVar("AnyTask", bound=TaskSettings)
-
-
-def open_run(
-    folder: Path, settings: Settings, unread: Collection[str] = (), option: str = "--out"
-) -> Run:
-    """A new run, or the existing run if it has the same settings.
-
-    Args:
-        folder: the folder of the run.
-        settings: the settings of the run.
-        unread: fields that may differ, because they do not change the result.
-        option: the command-line option that chose the folder, for errors.
-    """
-    if not (folder / "config.json").exists():
-        return Run.create(folder, settings)
-    run = Run.open(folder, writing=True)
-    check_same(run, settings, unread, option)
-    return run
-
-
-def check_same(
-    run: Run, settings: Settings, unread: Collection[str] = (), option: str = "--out"
-) -> None:
-    """Refuse a run that has other settings; arguments as in `open_run`."""
-    wanted, begun = to_json(settings), to_json(run.read_settings(type(settings)))
-    other = sorted({name for name in wanted if begun[name] != wanted[name]} - set(unread))
-    if other:
-        named = ", ".join(f"{name} {begun[name]!r}, not {wanted[name]!r}" for name in other)
-        raise AnywidthError(
-            f"{run.folder} was started with {named}: use the same options, or choose another "
-            f"{option}"
-        )
 
 
 def train_piece(

@@ -10,8 +10,7 @@ from typing import Any
 from anywidth.app.showing.figure_style import write_figures
 from anywidth.app.showing.spectrum_tables import format_metric
 from anywidth.app.studies.comparing import Finding
-from anywidth.app.studies.figures import study_figure
-from anywidth.app.studies.learning_curves import draw_curves
+from anywidth.app.studies.figures import draw_curves, study_figure
 from anywidth.app.studies.measuring import samples_of
 from anywidth.app.studies.pieces import read_pieces
 from anywidth.app.studies.study_parts import Measurement, Study

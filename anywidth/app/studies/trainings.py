@@ -20,8 +20,9 @@ import torch
 
 from anywidth.app.runs.folder_lock import lock_folder
 from anywidth.app.runs.run import Run
+from anywidth.app.runs.settings import to_json
 from anywidth.app.studies.measuring import circumstances, measure
-from anywidth.app.studies.pieces import check_same, open_run, train_piece
+from anywidth.app.studies.pieces import train_piece
 from anywidth.app.studies.provenance import provenance
 from anywidth.app.studies.study_parts import Measurement, Study, Training
 from anywidth.app.tasks.registry import Task, task_named
@@ -65,7 +66,15 @@ class Job:
         """The missing measurements; raises if the folder holds another training."""
         if not (self.folder / "config.json").exists():
             return list(self.measurements)
-        check_same(Run.open(self.folder), self.settings, self.unread)
+        wanted = to_json(self.settings)
+        begun = to_json(Run.open(self.folder).read_settings(type(self.settings)))
+        other = sorted({name for name in wanted if begun[name] != wanted[name]} - self.unread)
+        if other:
+            named = ", ".join(f"{name} {begun[name]!r}, not {wanted[name]!r}" for name in other)
+            raise AnywidthError(
+                f"{self.folder} was started with {named}: use the same options, or choose another "
+                "folder"
+            )
         return [m for m in self.measurements if not _file(self.folder, m).exists()]
 
 
@@ -108,7 +117,8 @@ def work_on(job: Job) -> bool:
     missing = job.missing()
     if not missing:
         return True
-    run = open_run(job.folder, job.settings, job.unread)
+    is_begun = (job.folder / "config.json").exists()
+    run = Run.open(job.folder, writing=True) if is_begun else Run.create(job.folder, job.settings)
     if not train_piece(run, job.settings, job.task.train):
         return False
     free_memory()

@@ -19,8 +19,7 @@ from anywidth.app.runs.run import Run
 from anywidth.app.runs.settings import to_json
 from anywidth.app.showing.curves import has_curves, plot_curves
 from anywidth.app.showing.figure_style import write_figures
-from anywidth.app.showing.latency_plot import latency_figure, timed_points
-from anywidth.app.showing.plots import spectra_figure
+from anywidth.app.showing.plots import latency_figure, spectra_figure, timed_points
 from anywidth.app.showing.report import write_report
 from anywidth.app.tasks.registry import task_of
 from anywidth.app.tasks.trained import Trained

@@ -10,10 +10,9 @@ from typing import Literal, TypeVar
 from anywidth.app.runs.folder_lock import FolderLock, lock_folder
 from anywidth.app.showing.figure_style import write_figures
 from anywidth.app.showing.output import note
-from anywidth.app.showing.search_plots import search_figure
+from anywidth.app.showing.search_results import search_figure
 from anywidth.app.tasks.channel_files import write_channels
-from anywidth.app.tasks.judging import Judging
-from anywidth.app.tasks.trained import Trained
+from anywidth.app.tasks.trained import Judging, Trained
 from anywidth.distributed import gathered, rank
 from anywidth.errors import AnywidthError
 from anywidth.files import make_folder, write_json

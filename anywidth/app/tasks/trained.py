@@ -1,11 +1,11 @@
-"""A finished run of any task: its network and widths, and how to evaluate and deploy it."""
+"""A finished run of any task: its network and widths, and how to evaluate, judge and deploy it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -13,15 +13,34 @@ from anywidth.app.runs.run import Run
 from anywidth.app.showing.report import Section
 from anywidth.app.tasks.channel_files import check_within
 from anywidth.app.tasks.examples import Example
-from anywidth.app.tasks.judging import Judging
 from anywidth.app.tasks.task_settings import TaskSettings
 from anywidth.errors import AnywidthError
 from anywidth.measuring.spectra import Metric
+from anywidth.searching.judging import Evaluate
 from anywidth.slimming.convert import at_width, plan_of
 from anywidth.slimming.norm_statistics import norm_records
 from anywidth.training.calibration import calibrated_widths, is_full_width_new
 from anywidth.translating.deployment import Deployment
 from anywidth.width import ChannelConfig, Width
+
+
+@dataclass(frozen=True)
+class Judging:
+    """How a search judges a network: never by the images that its results are measured on.
+
+    Args:
+        evaluate: the metrics of the network as it is set; each rank calls it on its own.
+        metric: the one to search by.
+        judged_on: what the network is judged on, in words.
+        is_held_out: whether the network was never trained with it.
+        calibration: training batches for batch norm; None for a network without.
+    """
+
+    evaluate: Evaluate
+    metric: str
+    judged_on: str
+    is_held_out: bool
+    calibration: Iterable[Any] | None = None
 
 
 @dataclass(frozen=True)

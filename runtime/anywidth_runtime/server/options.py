@@ -9,7 +9,6 @@ from pathlib import Path
 from anywidth_runtime.errors import BundleError, RequestError
 from anywidth_runtime.network import open as open_network
 from anywidth_runtime.server.settings import TOKEN_VARIABLE, Settings
-from anywidth_runtime.server.starting import start
 
 _DEFAULTS = Settings()
 
@@ -67,6 +66,8 @@ def _measure(arguments: argparse.Namespace) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> None:
+    from anywidth_runtime.server.running import start  # `measure` does not need its packages
+
     start(**{name: value for name, value in vars(arguments).items() if name != "run"})
 
 

@@ -10,7 +10,7 @@ from command_line import TINY_RUN, assert_refused, command
 from torch import Tensor, nn
 
 from anywidth.app.model_spec import parse_input
-from anywidth.app.tasks.classification.logits import check_logits
+from anywidth.app.tasks.classification.networks import check_logits
 from anywidth.errors import AnywidthError
 from anywidth.measuring.progress import _clock
 

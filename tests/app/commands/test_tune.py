@@ -51,7 +51,7 @@ def test_chosen_widths_are_tuned_and_saved(trained: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "word"),
     [(("--widths", "0.75"), "anywidth calibrate"), (("--widths", "1.0"), "full"),
-     (("--widths", "0.5", "--epochs", "0"), "--epochs 0"),
+     (("--widths", "0.5", "--epochs", "0"), "--epochs"),
      (("--widths", "0.5", "--learning-rate", "nan"), "--learning-rate nan"),
      (("--widths", "2"), "2")],
 )  # fmt: skip

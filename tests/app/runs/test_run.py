@@ -18,9 +18,9 @@ import torch
 from checkpointed_runs import Settings, run_with, tensors_at
 
 from anywidth.app.runs.folder_lock import lock_folder
-from anywidth.app.runs.random_state import capture_random_state, restore_random_state
 from anywidth.app.runs.run import Run
 from anywidth.app.runs.settings import from_json
+from anywidth.app.runs.training_state import capture_random_state, restore_random_state
 from anywidth.errors import AnywidthError
 
 

@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 
 from anywidth.app.showing.curves import curves_figure, curves_panels, has_curves, plot_curves
 from anywidth.app.showing.figure_style import figure_bytes, style
-from anywidth.app.showing.latency_plot import latency_figure
-from anywidth.app.showing.plots import plot_spectra, spectra_figure
+from anywidth.app.showing.plots import latency_figure, plot_spectra, spectra_figure
 from anywidth.app.tasks.classification.task import TrainedClassifier
 from anywidth.errors import AnywidthError
 from anywidth.measuring.spectra import Spectrum, SpectrumPoint

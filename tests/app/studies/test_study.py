@@ -275,7 +275,7 @@ def test_another_training_in_the_folder_is_refused(measured: Path) -> None:
     answer = command("study", "bn-statistics", *options, "--epochs", "2")
     assert answer.code == 2
     assert "epochs 1, not 2" in answer.errors
-    assert "another --out" in answer.errors
+    assert "another folder" in answer.errors
 
 
 def test_only_us_nets_mind_how_widths_are_drawn(tmp_path: Path) -> None:

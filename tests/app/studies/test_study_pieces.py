@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from anywidth.app.runs.run import Run
-from anywidth.app.studies.pieces import open_run, read_pieces, terminated_at, train_piece
+from anywidth.app.studies.pieces import read_pieces, terminated_at, train_piece
 from anywidth.app.tasks.classification.task import ClassificationSettings
 from anywidth.errors import AnywidthError
 
@@ -19,14 +18,6 @@ SETTINGS = ClassificationSettings(device="cpu")
 
 def never(run: Run, settings: ClassificationSettings) -> bool:
     raise AssertionError("trained")
-
-
-def test_a_run_goes_on_with_the_same_choices_alone(tmp_path: Path) -> None:
-    begun = open_run(tmp_path / "run", SETTINGS)
-    again = open_run(tmp_path / "run", replace(SETTINGS, workers=3), unread={"workers"})
-    assert again.settings_data == begun.settings_data
-    with pytest.raises(AnywidthError, match="--runs"):
-        open_run(tmp_path / "run", replace(SETTINGS, epochs=3), option="--runs")
 
 
 def test_a_deadline_asks_training_to_stop(tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -40,7 +31,7 @@ def test_a_deadline_asks_training_to_stop(tmp_path: Path, request: pytest.Fixtur
             time.sleep(0.01)
         return False
 
-    run = open_run(tmp_path / "run", SETTINGS)
+    run = Run.create(tmp_path / "run", SETTINGS)
     with terminated_at(time.time() + 0.2):
         assert not train_piece(run, SETTINGS, train_run)
     assert asked == [signal.SIGTERM]
@@ -56,7 +47,7 @@ def test_a_piece_that_is_killed_leaves_its_provenance(tmp_path: Path) -> None:
     def killed(run: Run, settings: ClassificationSettings) -> bool:
         raise Kill
 
-    run = open_run(tmp_path / "run", SETTINGS)
+    run = Run.create(tmp_path / "run", SETTINGS)
     with pytest.raises(Kill):
         train_piece(run, SETTINGS, killed)
     assert train_piece(run, SETTINGS, lambda run, settings: True)
@@ -74,7 +65,7 @@ def test_damaged_pieces_are_named_with_a_cure(tmp_path: Path, text: str) -> None
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
-    run = open_run(tmp_path / "run", SETTINGS)
+    run = Run.create(tmp_path / "run", SETTINGS)
     run.save_final({"model": {}, "statistics": {}}, {"steps": 1})
     assert train_piece(run, SETTINGS, never)
     assert read_pieces(run.folder) == []

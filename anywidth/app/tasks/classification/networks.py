@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from anywidth.app.model_spec import load_model
 from anywidth.app.tasks.classification.checkpoint_start import (
@@ -14,7 +16,8 @@ from anywidth.app.tasks.classification.checkpoint_start import (
     sort_starting_channels,
 )
 from anywidth.app.tasks.classification.settings import ClassificationSettings
-from anywidth.app.tasks.independent import built_alone
+from anywidth.app.tasks.starting_network import built_alone
+from anywidth.errors import AnywidthError
 from anywidth.models.building import initialize
 from anywidth.planning.trace import plan as make_plan
 from anywidth.slimming.convert import slimmable, track_statistics
@@ -66,3 +69,18 @@ def build_model(
 def to_channels_last(model: nn.Module) -> nn.Module:
     """Use the memory layout in which convolutions are fastest, also on a CPU."""
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def check_logits(model: nn.Module, classes: int, shape: Sequence[int], name: str) -> None:
+    """Refuse a network that does not answer with logits, in evaluation or in training."""
+    expected = (2, classes)
+    for is_training in (False, True):
+        twin = copy.deepcopy(model).train(is_training)  # whose statistics may change
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            found = twin(torch.zeros(2, *shape))
+        if not isinstance(found, Tensor) or found.shape != expected:
+            shown = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise AnywidthError(
+                f"--model {name}: in {'training' if is_training else 'evaluation'} it returns "
+                f"{shown}; expected logits of shape (batch, {classes}), one per class"
+            )

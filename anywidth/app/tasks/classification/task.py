@@ -20,14 +20,12 @@ from torch import Tensor, nn
 from anywidth.app.data.augment import Augmentation
 from anywidth.app.data.classification import ClassificationData, Epochs, load_classification
 from anywidth.app.data.order import ImageLoader
-from anywidth.app.runs.loop import Training, load_final, save_final, train
+from anywidth.app.runs.loop import Training, load_final, save_final, scheduled_rate, train
 from anywidth.app.runs.run import Run
-from anywidth.app.runs.schedules import scheduled_rate
 from anywidth.app.tasks.classification.command import predict
 from anywidth.app.tasks.classification.deployment import classifier_examples, deployed_classifier
 from anywidth.app.tasks.classification.final_state import read_state
-from anywidth.app.tasks.classification.logits import check_logits
-from anywidth.app.tasks.classification.networks import build_model
+from anywidth.app.tasks.classification.networks import build_model, check_logits
 from anywidth.app.tasks.classification.optimization import (
     PRECISIONS,
     clipping_of,
@@ -37,13 +35,11 @@ from anywidth.app.tasks.classification.optimization import (
 )
 from anywidth.app.tasks.classification.recipes import RECIPES
 from anywidth.app.tasks.classification.settings import ClassificationSettings
-from anywidth.app.tasks.classification.tuning_checks import check_tuning
 from anywidth.app.tasks.examples import Example
-from anywidth.app.tasks.judging import Judging
 from anywidth.app.tasks.registry import Task
-from anywidth.app.tasks.starting_weights import start_with_weights
+from anywidth.app.tasks.starting_network import start_with_weights
 from anywidth.app.tasks.task_settings import read_settings
-from anywidth.app.tasks.trained import Trained
+from anywidth.app.tasks.trained import Judging, Trained
 from anywidth.distributed import barrier, local_device, rank, sum_over_ranks, world_size
 from anywidth.errors import AnywidthError
 from anywidth.measuring.progress import training_progress
@@ -330,7 +326,6 @@ class TrainedClassifier(Trained):
     def tune(self, widths: Sequence[float], epochs: int, learning_rate: float) -> int:
         """Tune scales and biases for some widths as narrower widths were trained, and save them."""
         settings, data = self.settings, self._loaded()
-        check_tuning(self, widths, epochs, learning_rate)
         loader = Epochs(data.train)
         with training_progress(epochs * len(loader), description="tuning") as shown:
             tune_norms(

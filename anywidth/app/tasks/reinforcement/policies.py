@@ -7,9 +7,9 @@ import contextlib
 import torch
 from torch import nn
 
-from anywidth.app.tasks.independent import built_alone
 from anywidth.app.tasks.reinforcement.environments import make_environment
 from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings
+from anywidth.app.tasks.starting_network import built_alone
 from anywidth.errors import AnywidthError
 from anywidth.models.atari_cnn import ActorCritic, atari_cnn, minatar_cnn, mlp_policy
 from anywidth.slimming.convert import slimmable

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from anywidth.app.runs.loop import Training, load_final, save_final, train
 from anywidth.app.runs.run import Run
 from anywidth.app.tasks.examples import Example
-from anywidth.app.tasks.judging import Judging
 from anywidth.app.tasks.registry import Task
 from anywidth.app.tasks.reinforcement.command import play as play_command
 from anywidth.app.tasks.reinforcement.deployment import deployed_policy, policy_examples
@@ -40,9 +39,9 @@ from anywidth.app.tasks.reinforcement.ppo import (
 )
 from anywidth.app.tasks.reinforcement.recipes import RECIPES
 from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings
-from anywidth.app.tasks.starting_weights import start_with_weights
+from anywidth.app.tasks.starting_network import start_with_weights
 from anywidth.app.tasks.task_settings import arithmetic_of, read_settings
-from anywidth.app.tasks.trained import Trained
+from anywidth.app.tasks.trained import Judging, Trained
 from anywidth.distributed import local_device, rank, world_size
 from anywidth.errors import AnywidthError
 from anywidth.json_values import listed, whole

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from anywidth.app.tasks.judging import Judging
 from anywidth.app.tasks.super_resolution.image_quality import luma, psnr
 from anywidth.app.tasks.super_resolution.patches import PatchLoader
 from anywidth.app.tasks.super_resolution.pictures import PicturePairs
 from anywidth.app.tasks.super_resolution.resize import round_to_uint8
+from anywidth.app.tasks.trained import Judging
 from anywidth.training.precision import tf32_arithmetic
 from anywidth.training.seeds import derive_seed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from anywidth.app.tasks.independent import built_alone
+from anywidth.app.tasks.starting_network import built_alone
 from anywidth.app.tasks.super_resolution.resize import upscale
 from anywidth.app.tasks.super_resolution.settings import SuperResolutionSettings
 from anywidth.models.wdsr import WDSR, wdsr

@@ -16,14 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anywidth.app.runs.loop import Training, load_final, save_final, train
+from anywidth.app.runs.loop import Training, load_final, save_final, scheduled_rate, train
 from anywidth.app.runs.run import Run
-from anywidth.app.runs.schedules import scheduled_rate
 from anywidth.app.showing.report import Section
 from anywidth.app.tasks.examples import Example
-from anywidth.app.tasks.judging import Judging
 from anywidth.app.tasks.registry import Task
-from anywidth.app.tasks.starting_weights import start_with_weights
+from anywidth.app.tasks.starting_network import start_with_weights
 from anywidth.app.tasks.super_resolution.command import upscale as upscale_command
 from anywidth.app.tasks.super_resolution.crops import crop_sections
 from anywidth.app.tasks.super_resolution.deployment import deployed_upscaler, upscaler_examples
@@ -42,7 +40,7 @@ from anywidth.app.tasks.super_resolution.recipes import RECIPES
 from anywidth.app.tasks.super_resolution.settings import SuperResolutionSettings
 from anywidth.app.tasks.super_resolution.upscaling import Sets, evaluate, mean_psnr
 from anywidth.app.tasks.task_settings import arithmetic_of, read_settings
-from anywidth.app.tasks.trained import Trained
+from anywidth.app.tasks.trained import Judging, Trained
 from anywidth.distributed import local_device, rank, world_size
 from anywidth.errors import AnywidthError
 from anywidth.measuring.spectra import Metric

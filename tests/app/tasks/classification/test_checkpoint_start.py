@@ -16,8 +16,8 @@ from tiny_networks import images_and_labels, tiny
 from torch import Tensor, nn
 
 import anywidth as aw
+from anywidth.app.runs.loop import scheduled_rate
 from anywidth.app.runs.run import Run
-from anywidth.app.runs.schedules import scheduled_rate
 from anywidth.app.tasks.classification.checkpoint_start import read_weights
 from anywidth.app.tasks.classification.networks import build_model
 from anywidth.app.tasks.classification.settings import ClassificationSettings

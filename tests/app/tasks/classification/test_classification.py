@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import anywidth as aw
+from anywidth.app.runs.loop import scheduled_rate
 from anywidth.app.runs.metrics import read_metrics
 from anywidth.app.runs.run import Run
-from anywidth.app.runs.schedules import scheduled_rate
 from anywidth.app.tasks.classification.networks import build_model
 from anywidth.app.tasks.classification.optimization import make_optimizer
 from anywidth.app.tasks.classification.task import (

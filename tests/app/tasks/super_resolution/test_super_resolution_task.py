@@ -13,9 +13,9 @@ from PIL import Image
 from torch import Tensor
 
 import anywidth as aw
+from anywidth.app.runs.loop import scheduled_rate
 from anywidth.app.runs.metrics import read_metrics
 from anywidth.app.runs.run import Run
-from anywidth.app.runs.schedules import scheduled_rate
 from anywidth.app.tasks.super_resolution.networks import build_model, start_from_bicubic
 from anywidth.app.tasks.super_resolution.picture_sets import load_evaluation_sets
 from anywidth.app.tasks.super_resolution.pictures import BUNDLED

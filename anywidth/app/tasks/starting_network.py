@@ -1,19 +1,37 @@
-"""The weights that a training starts with, if they are those of a finished run."""
+"""The network that a training starts with: built for one width (I-Nets), or with known weights."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from anywidth.app.runs.run import Run
 from anywidth.app.tasks.channel_files import channels_from_text, check_within
 from anywidth.app.tasks.registry import open_trained
 from anywidth.app.tasks.task_settings import TaskSettings
 from anywidth.errors import AnywidthError
-from anywidth.slimming.convert import plan_of
+from anywidth.slimming.convert import plan_of, slimmable
 from anywidth.slimming.extraction import extract_quietly
-from anywidth.width import Width
+from anywidth.width import Width, WidthRange
+
+
+def built_alone(
+    model: nn.Module, example: Tensor, settings: TaskSettings, initialize: Callable[[Any], object]
+) -> tuple[nn.Module, WidthRange]:
+    """The network to convert, and its widths; for an I-Net a smaller one with new weights."""
+    alone: Width = settings.width
+    if settings.own_channels is not None:
+        alone = channels_from_text(settings.own_channels)
+    if settings.method != "i" or alone == 1:
+        return model, settings.width_range
+    wide = WidthRange(min(settings.low, settings.width), 1.0, settings.divisor)
+    slimmable(model, None, wide, example_input=example, verified=False)
+    small = extract_quietly(model, alone)
+    initialize(small)
+    return small, WidthRange(1.0, 1.0, settings.divisor)
 
 
 def start_with_weights(run: Run, model: nn.Module, settings: TaskSettings) -> None:
