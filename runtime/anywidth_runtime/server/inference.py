@@ -174,8 +174,8 @@ def _read(request: Request, body: bytes, service: Service) -> InferenceRequest:
         return InferenceRequest(
             files={takes.name: [body]},
             outputs=(first,) if _wants_picture(request) else (),
-            width=parameters.get("width"),
-            deadline_ms=parameters.get("deadline_ms"),
+            width=parameters.width,
+            deadline_ms=parameters.deadline_ms,
         )
     length = request.headers.get(_JSON_LENGTH)
     if length is not None and not length.isdigit():

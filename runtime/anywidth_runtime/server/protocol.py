@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+)
 
 from anywidth_runtime.errors import RequestError
 
@@ -32,7 +39,6 @@ FROM_NUMPY = {numpy_name: name for name, numpy_name in TO_NUMPY.items()}
 LENGTH_BYTES = 4
 """Each element of a BYTES tensor begins with its length."""
 
-_PARAMETERS = ("width", "deadline_ms", "binary_data_output")
 _MOST_AXES = 8
 
 
@@ -76,6 +82,67 @@ class InferenceRequest:
     is_binary: bool = False
 
 
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+def _read_width(value: Any) -> float | str:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("expected a number, or a configuration's name")
+    try:
+        return float(value)
+    except ValueError:
+        return str(value)
+
+
+def _read_milliseconds(value: Any) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise ValueError("expected milliseconds above 0")
+    return number
+
+
+class Parameters(_Strict, extra="forbid"):
+    """The parameters of a request; those of a query string are text."""
+
+    width: Annotated[float | str | None, PlainValidator(_read_width)] = None
+    deadline_ms: Annotated[float | None, PlainValidator(_read_milliseconds)] = None
+    binary_data_output: bool = False
+
+
+class _InputParameters(_Strict):
+    binary_data_size: int | None = Field(None, ge=0)
+
+
+class _Input(_Strict):
+    name: str
+    datatype: Literal[*TO_NUMPY, "BYTES"]  # type: ignore[valid-type]
+    shape: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(max_length=_MOST_AXES)
+    data: Any = None
+    parameters: _InputParameters = _InputParameters()
+
+
+class _OutputParameters(_Strict):
+    binary_data: bool | None = None
+    classification: int = Field(0, ge=0)
+    encoding: Literal["", "png"] = ""
+
+
+class _Output(_Strict):
+    name: str
+    parameters: _OutputParameters = _OutputParameters()
+
+
+class _Request(_Strict, extra="forbid"):
+    id: Annotated[str, BeforeValidator(str)] = ""
+    inputs: list[_Input] = Field(min_length=1)
+    outputs: list[_Output] = []
+    parameters: Parameters = Parameters()
+
+
 def read_request(body: bytes, json_length: int | None) -> InferenceRequest:
     """Read the body of `/infer`; raises `RequestError` if it is invalid.
 
@@ -86,113 +153,72 @@ def read_request(body: bytes, json_length: int | None) -> InferenceRequest:
             f"Inference-Header-Content-Length is {json_length} and the body has {len(body)} bytes"
         )
     text = body if json_length is None else body[:json_length]
-    data = _mapping(_json(text), "the request")
-    if unknown := sorted(set(data) - {"id", "inputs", "outputs", "parameters"}):
-        raise RequestError(f"unknown fields {unknown}: expected id, inputs, outputs, parameters")
-    parameters = read_parameters(_mapping(data.get("parameters", {}), "parameters"))
-    is_binary = _flag(parameters, "binary_data_output")
-    inputs = data.get("inputs")
-    if not isinstance(inputs, list) or not inputs:
-        raise RequestError("no inputs: expected a list of tensors under 'inputs'")
+    try:
+        asked = _Request.model_validate_json(text)
+    except ValidationError as error:
+        raise _refusal(error) from None
     rest = memoryview(body)[len(text) :]
     tensors: dict[str, np.ndarray] = {}
     files: dict[str, list[bytes]] = {}
-    for one in inputs:
-        name, value, rest = _read_input(_mapping(one, "an input"), rest)
-        if name in tensors or name in files:
-            raise RequestError(f"two inputs named {name!r}")
+    for one in asked.inputs:
+        if one.name in tensors or one.name in files:
+            raise RequestError(f"two inputs named {one.name!r}")
+        value, rest = _read_input(one, rest)
         if isinstance(value, list):
-            files[name] = value
+            files[one.name] = value
         else:
-            tensors[name] = value
+            tensors[one.name] = value
     if len(rest):
         raise RequestError(f"{len(rest)} bytes are left over: a binary_data_size is too small")
+    given, is_binary = asked.parameters, asked.parameters.binary_data_output
+    outputs = tuple(_wanted(one, is_binary) for one in asked.outputs)
     return InferenceRequest(
-        tensors,
-        files,
-        tuple(_read_wanted(one, is_binary) for one in _list(data.get("outputs", []), "outputs")),
-        parameters.get("width"),
-        parameters.get("deadline_ms"),
-        str(data.get("id", "")),
-        is_binary,
+        tensors, files, outputs, given.width, given.deadline_ms, asked.id, is_binary
     )
 
 
-def read_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the parameters of a request; those of a query string are text."""
-    if unknown := sorted(set(given) - set(_PARAMETERS)):
-        raise RequestError(f"unknown parameters {unknown}: expected {', '.join(_PARAMETERS)}")
-    found: dict[str, Any] = dict(given)
-    if "deadline_ms" in found:
-        found["deadline_ms"] = _milliseconds(found["deadline_ms"])
-    if "width" in found:
-        found["width"] = _width(found["width"])
-    return found
-
-
-def _width(value: Any) -> float | str:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise RequestError(f"width {value!r}: expected a number, or a configuration's name")
+def read_parameters(given: Mapping[str, Any]) -> Parameters:
     try:
-        return float(value)
-    except ValueError:
-        return str(value)
+        return Parameters.model_validate(dict(given))
+    except ValidationError as error:
+        raise _refusal(error) from None
 
 
-def _milliseconds(value: Any) -> float:
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise RequestError(f"deadline_ms {value!r}: expected milliseconds above 0")
-    return number
+def _refusal(error: ValidationError) -> RequestError:
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"])) or "the request"
+    said = first["msg"].removeprefix("Value error, ")
+    return RequestError(f"{where}: {said}, got {str(first['input'])[:60]!r}")
 
 
-def _read_input(
-    data: Mapping[str, Any], rest: memoryview
-) -> tuple[str, np.ndarray | list[bytes], memoryview]:
-    """The name and value of one input, and the remaining bytes."""
-    name, datatype = data.get("name"), data.get("datatype")
-    if not isinstance(name, str):
-        raise RequestError(f"an input named {name!r}: expected a name")
-    shape = _read_shape(data.get("shape"), name)
-    parameters = _mapping(data.get("parameters", {}), f"parameters of {name!r}")
-    size = parameters.get("binary_data_size")
+def _wanted(one: _Output, is_binary: bool) -> Wanted:
+    asked = one.parameters
+    own = is_binary if asked.binary_data is None else asked.binary_data
+    return Wanted(one.name, own, asked.classification, asked.encoding)
+
+
+def _read_input(one: _Input, rest: memoryview) -> tuple[np.ndarray | list[bytes], memoryview]:
+    """The value of one input, and the remaining bytes."""
+    name, count, size = one.name, math.prod(one.shape), one.parameters.binary_data_size
     raw: memoryview | None = None
     if size is not None:
-        if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= len(rest):
+        if size > len(rest):
             raise RequestError(
                 f"binary_data_size of {name!r} is {size!r} and {len(rest)} bytes are left"
             )
         raw, rest = rest[:size], rest[size:]
-    elif "data" not in data:
+    elif one.data is None:
         raise RequestError(f"{name!r} has neither 'data' nor the parameter 'binary_data_size'")
-    if datatype == "BYTES":
-        found = _split_bytes(raw, name) if raw is not None else _decode_texts(data["data"], name)
-        if len(found) != math.prod(shape):
-            raise RequestError(f"{name!r} has {len(found)} elements; its shape is {list(shape)}")
-        return name, found, rest
-    if not isinstance(datatype, str) or datatype not in TO_NUMPY:
-        raise RequestError(
-            f"{name!r} has datatype {datatype!r}: expected one of {', '.join(TO_NUMPY)}, BYTES"
-        )
-    kind = np.dtype(TO_NUMPY[datatype])
-    array = (
-        _from_bytes(raw, kind, name) if raw is not None else _from_json(data["data"], kind, name)
-    )
-    if array.size != math.prod(shape):
-        raise RequestError(f"{name!r} has {array.size} numbers; its shape is {list(shape)}")
-    return name, array.reshape(shape), rest
-
-
-def _read_shape(shape: Any, name: str) -> tuple[int, ...]:
-    sizes = _list(shape, f"shape of {name!r}")
-    if len(sizes) > _MOST_AXES or not all(
-        isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 2**31 for size in sizes
-    ):
-        raise RequestError(f"shape of {name!r} is {sizes}: expected whole numbers")
-    return tuple(sizes)
+    if one.datatype == "BYTES":
+        found = _split_bytes(raw, name) if raw is not None else _decode_texts(one.data, name)
+        if len(found) != count:
+            raise RequestError(f"{name!r} has {len(found)} elements; its shape is {one.shape}")
+        return found, rest
+    kind = np.dtype(TO_NUMPY[one.datatype])
+    array = _from_bytes(raw, kind, name) if raw is not None else _from_json(one.data, kind, name)
+    if array.size != count:
+        raise RequestError(f"{name!r} has {array.size} numbers; its shape is {one.shape}")
+    return array.reshape(one.shape), rest
 
 
 def _from_bytes(raw: memoryview, kind: np.dtype, name: str) -> np.ndarray:
@@ -234,49 +260,9 @@ def _split_bytes(raw: memoryview, name: str) -> list[bytes]:
 
 
 def _decode_texts(data: Any, name: str) -> list[bytes]:
-    texts = _list(data, f"data of {name!r}")
     try:
-        return [base64.b64decode(text, validate=True) for text in texts]
+        if not isinstance(data, list):
+            raise TypeError
+        return [base64.b64decode(text, validate=True) for text in data]
     except (binascii.Error, TypeError, ValueError) as error:
         raise RequestError(f"the data of {name!r} are not base64") from error
-
-
-def _read_wanted(one: Any, is_binary: bool) -> Wanted:
-    data = _mapping(one, "an output")
-    name = data.get("name")
-    if not isinstance(name, str):
-        raise RequestError(f"an output named {name!r}: expected a name")
-    given = _mapping(data.get("parameters", {}), f"parameters of {name!r}")
-    classes, encoding = given.get("classification", 0), given.get("encoding", "")
-    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 0:
-        raise RequestError(f"classification {classes!r} of {name!r}: expected a whole number")
-    if encoding not in ("", "png"):
-        raise RequestError(f"encoding {encoding!r} of {name!r}: expected 'png'")
-    asked = _flag(given, "binary_data") if "binary_data" in given else is_binary
-    return Wanted(name, asked, classes, encoding)
-
-
-def _json(text: bytes) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"the request is not JSON: {error}") from error
-
-
-def _mapping(value: Any, what: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise RequestError(f"{what}: expected an object, got {type(value).__name__}")
-    return value
-
-
-def _list(value: Any, what: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise RequestError(f"{what}: expected a list, got {type(value).__name__}")
-    return value
-
-
-def _flag(values: Mapping[str, Any], name: str) -> bool:
-    value = values.get(name, False)
-    if not isinstance(value, bool):
-        raise RequestError(f"{name} is {value!r}: expected true or false")
-    return value
