@@ -9,7 +9,6 @@ import io
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from anywidth.errors import AnywidthError
@@ -59,16 +58,12 @@ class MetricsLog:
 
     def append(self, step: int, values: Mapping[str, Number]) -> None:
         """Add a row of Python numbers: reading a tensor would make the host wait for the device."""
-        row = {"step": _checked("step", step)}
+        row: dict[str, Number] = {"step": step, **values}
         if self._last_step is not None and step < self._last_step:
             raise AnywidthError(
                 f"{self.path} already has rows up to step {self._last_step}; call "
                 f"truncate_after({step}) to continue from step {step}"
             )
-        for name, value in values.items():
-            if not name or name == "step" or "\n" in name or "\r" in name:
-                raise AnywidthError(f"metric name {name!r}: expected one line of text")
-            row[name] = _checked(name, value)
         new = [name for name in row if name not in self._columns]
         if new or not self.path.exists():
             rows = read_metrics(self.path) if self.path.exists() else []
@@ -105,12 +100,7 @@ class MetricsLog:
     def __enter__(self) -> MetricsLog:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _rewrite(self, rows: list[dict[str, Number]], columns: list[str]) -> None:
@@ -192,15 +182,3 @@ def _number(text: str) -> Number:
         return int(text)
     except ValueError:
         return float(text)
-
-
-def _checked(name: str, value: Number) -> Number:
-    """A plain int or float, also from a NumPy number."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return int(value)
-    if isinstance(value, float) and name != "step":
-        return float(value)
-    raise AnywidthError(
-        f"{name!r} is {type(value).__name__}; pass a Python number, such as tensor.item() (a step "
-        "is an int)"
-    )

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anywidth.app.showing.figure_style import BLUE, GREEN, INK, ORANGE, write_figure
-from anywidth.errors import AnywidthError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,11 +43,6 @@ def curves_figure(rows: Sequence[Mapping[str, float]], titles: Mapping[str, str]
     from matplotlib.figure import Figure
 
     panels = _panels(rows, titles)
-    if not panels:
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        raise AnywidthError(
-            f"no training curves in the columns {names[:12]}: expected some of {list(titles)}"
-        )
     figure = Figure(figsize=(_BREADTH, _HEIGHT * len(panels)), layout="constrained")
     grid = figure.subplots(len(panels), squeeze=False).flatten().tolist()
     for axes, (quantity, lines) in zip(grid, panels.items(), strict=True):

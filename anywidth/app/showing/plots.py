@@ -80,8 +80,6 @@ def spectra_figure(
     """The figure of `plot_spectra`; call it and `figure_bytes` inside `style()`."""
     from matplotlib.figure import Figure
 
-    if not spectra:
-        raise AnywidthError("no spectra to draw: give at least one")
     metric = spectra[0].metric(metric)
     series = [_series(one, metric) for one in joined(spectra)]
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
@@ -302,8 +300,6 @@ def latency_figure(spectrum: Spectrum) -> Figure:
     from matplotlib.figure import Figure
 
     points = timed_points(spectrum)
-    if not points:
-        raise AnywidthError(f"the spectrum {spectrum.name!r} has no latencies to draw")
     widths = [point.width or 0.0 for point in points]
     times = [point.latency_ms or 0.0 for point in points]
     ranges = [

@@ -41,15 +41,6 @@ from anywidth.measuring.spectra import Spectrum, SpectrumPoint, joined, standard
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# The first bytes of image files, and their types.
-_IMAGE_TYPES = {
-    b"\x89PNG": "image/png",
-    b"\xff\xd8\xff": "image/jpeg",
-    b"RIFF": "image/webp",
-    b"GIF8": "image/gif",
-    b"<svg": "image/svg+xml",
-    b"<?xml": "image/svg+xml",
-}
 # The page is self-contained and loads nothing.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
@@ -61,7 +52,7 @@ class Section:
     Args:
         title: the heading.
         html: markup, not escaped: escape everything that is not from the code.
-        images: label below each → bytes of an image file (PNG, JPEG, WebP, GIF or SVG).
+        images: label below each → bytes of a PNG file.
         caption: text below all of them.
     """
 
@@ -275,22 +266,16 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 
 def _extra(section: Section) -> str:
-    shown = "".join(_picture(section.title, *pair) for pair in section.images.items())
+    shown = "".join(_picture(*pair) for pair in section.images.items())
     pictures = f'<div class="pictures">{shown}</div>' if shown else ""
     caption = f'<p class="caption">{escape(section.caption)}</p>' if section.caption else ""
     return f"{section.html}{pictures}{caption}"
 
 
-def _picture(title: str, label: str, image: bytes) -> str:
-    kind = next((kind for mark, kind in _IMAGE_TYPES.items() if image.startswith(mark)), None)
-    if kind is None:
-        raise AnywidthError(
-            f"the picture {label!r} of section {title!r} starts with {image[:8]!r}: "
-            "expected the bytes of a PNG, JPEG, WebP, GIF or SVG file"
-        )
-    source = f"data:{kind};base64,{base64.b64encode(image).decode()}"
+def _picture(label: str, image: bytes) -> str:
+    source = f"data:image/png;base64,{base64.b64encode(image).decode()}"
     text = "<br>".join(map(escape, label.splitlines()))
     return (
-        f'<figure><img src="{source}" alt="{escape(label or title)}">'
+        f'<figure><img src="{source}" alt="{escape(label)}">'
         f"<figcaption>{text}</figcaption></figure>"
     )

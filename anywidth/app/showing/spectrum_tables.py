@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from anywidth.errors import AnywidthError
 from anywidth.measuring.spectra import (
     STANDARD_ERROR,
     Metric,
@@ -56,8 +55,6 @@ def comparison_table(spectra: Sequence[Spectrum], metric: str | None = None) -> 
     If the columns do not fit side by side, they are numbered and continue below.
     """
     series = joined(spectra)
-    if not series:
-        raise AnywidthError("comparison_table([]): give at least one spectrum")
     metric = series[0].metric(metric)
     shown = series[0].describe(metric)
     widths = sorted({p.width for one in series for p in one.points if p.width is not None})

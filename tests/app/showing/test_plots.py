@@ -13,7 +13,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from anywidth.app.showing.curves import curves_figure, curves_panels, has_curves, plot_curves
+from anywidth.app.showing.curves import curves_figure, curves_panels, has_curves
 from anywidth.app.showing.figure_style import figure_bytes, style
 from anywidth.app.showing.plots import latency_figure, plot_spectra, spectra_figure
 from anywidth.app.tasks.classification.task import TrainedClassifier
@@ -197,8 +197,6 @@ def test_latency_is_drawn_from_zero_with_its_spread_and_conditions() -> None:
     assert high > 4.0
     for words in ("onnxruntime", "batch size 1", "a CPU, 1 thread"):
         assert words in axes.get_title(loc="left")
-    with pytest.raises(AnywidthError, match="latencies"), style():
-        latency_figure(US)
 
 
 def test_a_control_that_is_better_somewhere_stays_in_the_frame_there() -> None:
@@ -276,8 +274,6 @@ def test_any_name_of_a_folder_can_be_drawn(name: str, tmp_path: Path) -> None:
 def test_what_cannot_be_drawn_is_named(tmp_path: Path) -> None:
     with pytest.raises(AnywidthError, match=r"picture\.pdf"):
         plot_spectra([US], tmp_path / "picture.pdf")
-    with pytest.raises(AnywidthError, match="one"):
-        plot_spectra([], tmp_path / "picture.png")
     other = Spectrum("SR", (SpectrumPoint(1.0, ChannelConfig(()), 1, 1, {"psnr": 30.0}),))
     with pytest.raises(AnywidthError, match="'SR'"):
         plot_spectra([US, other], tmp_path / "picture.png")
@@ -384,12 +380,9 @@ def test_panels_stand_below_each_other_or_alone() -> None:
     assert [len(one.axes) for one in panels] == [1, 1]
 
 
-def test_learning_rates_are_no_curves(tmp_path: Path) -> None:
+def test_learning_rates_are_no_curves() -> None:
     assert has_curves(ROWS, TITLES)
     assert not has_curves([{"step": 1, "learning_rate": 0.1}], TITLES)
-    with pytest.raises(AnywidthError, match="'learning_rate'"):
-        plot_curves([{"step": 1, "learning_rate": 0.1}], tmp_path / "curves.png", TITLES)
-    assert not list(tmp_path.iterdir())
 
 
 def test_importing_plots_leaves_matplotlib_alone() -> None:

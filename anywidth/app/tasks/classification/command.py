@@ -41,7 +41,7 @@ def predict(
     max_macs: MostMacs = None,
     max_parameters: MostParameters = None,
     channels: Channels = None,
-    top: Annotated[int, typer.Option(help="How many classes to print.")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="How many classes to print.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON, for programs.")] = False,
     device: Device = "auto",
     model: Model = None,
@@ -62,8 +62,6 @@ def predict(
     from anywidth.app.tasks.chosen_width import Wanted, ready_width
     from anywidth.app.tasks.registry import open_only, open_trained
 
-    if top < 1:
-        raise AnywidthError(f"--top {top}: expected at least 1 class")
     wanted = Wanted(width, budget, max_macs, max_parameters, channels)
     with working(f"opening {run}"):
         opened = open_only("classification", run, device, trust=trust, model=model)

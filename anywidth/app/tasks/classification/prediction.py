@@ -17,8 +17,6 @@ from anywidth.errors import AnywidthError
 
 def predict(trained: TrainedClassifier, image: Path, top: int = 5) -> list[tuple[str, float]]:
     """The most likely classes of an image file and their probabilities, at the current width."""
-    if top < 1:
-        raise AnywidthError(f"top={top}: expected at least 1 class")
     state = read_state(trained.run)
     pixels = _read(image, state["input_shape"], crops=trained.settings.data not in ARRAY_NAMES)
     mean, std = (torch.tensor(state[name]).view(-1, 1, 1) for name in ("mean", "std"))

@@ -72,9 +72,6 @@ def play_games(
         ...     scores = play_games(model, "minatar:breakout", 30, seed=0, greedy=False)
         >>> print(f"{scores.mean:.1f} ± {scores.standard_error:.1f}")
     """
-    for name, value in (("games", games), ("count", count)):
-        if not isinstance(value, int) or value < 1:
-            raise AnywidthError(f"{name}={value!r}: expected a whole number of at least 1")
     count = min(count, games)
     due = [games // count + (index < games % count) for index in range(count)]
     scores: list[list[float]] = [[] for _ in range(count)]

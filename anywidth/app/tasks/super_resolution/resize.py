@@ -9,8 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anywidth.errors import AnywidthError
-
 KERNEL_RADIUS = 2  # of the cubic kernel, in pixels of the smaller image
 
 
@@ -20,13 +18,7 @@ def downscale(images: Tensor, factor: int) -> Tensor:
     uint8 images are rounded to uint8 once, after both directions. Floating-point images keep their
     range, but may overshoot slightly beside edges, because the kernel has negative lobes.
     """
-    _check(images, factor)
     height, width = images.shape[-2:]
-    if height % factor or width % factor:
-        raise AnywidthError(
-            f"downscale: {height}x{width} is not a multiple of factor={factor} in both directions. "
-            f"Cut it first: crop_to_multiple(images, {factor})."
-        )
     size = (height // factor, width // factor)
     return _resize(images, size, margin=KERNEL_RADIUS * factor, cut=KERNEL_RADIUS)
 
@@ -36,7 +28,6 @@ def upscale(images: Tensor, factor: int) -> Tensor:
 
     uint8 images are rounded to uint8; floating-point images are as in `downscale`.
     """
-    _check(images, factor)
     height, width = images.shape[-2:]
     size = (height * factor, width * factor)
     return _resize(images, size, margin=KERNEL_RADIUS, cut=KERNEL_RADIUS * factor)
@@ -51,23 +42,6 @@ def crop_to_multiple(images: Tensor, factor: int) -> Tensor:
 def round_to_uint8(images: Tensor) -> Tensor:
     """8-bit pixels of floating-point images in [0, 1], as in a picture file."""
     return _round(images * 255)
-
-
-def _check(images: Tensor, factor: int) -> None:
-    if images.ndim != 4 or min(images.shape) < 1:
-        raise AnywidthError(
-            f"resize: got a tensor of shape {tuple(images.shape)}, expected (N, C, H, W) with at "
-            "least one pixel. A single image becomes a batch with image[None]."
-        )
-    if images.dtype != torch.uint8 and not images.is_floating_point():
-        raise AnywidthError(
-            f"resize: got {images.dtype} images, expected uint8 or floating point. "
-            "Convert them with .float()."
-        )
-    if not isinstance(factor, int) or factor < 1:
-        raise AnywidthError(
-            f"resize: factor={factor!r}, expected a whole number of at least 1, such as 2."
-        )
 
 
 def _resize(images: Tensor, size: tuple[int, int], margin: int, cut: int) -> Tensor:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from anywidth.errors import AnywidthError
 from anywidth.measuring.shown_progress import tracked_if_shown
 
 
@@ -34,28 +33,12 @@ def run_tiled(
         overlap: pixels shared with each neighbour, less than half of `tile`.
         shows_progress: show how many tiles are done, if there are several.
     """
-    if image.ndim != 4 or image.numel() == 0:
-        raise AnywidthError(
-            f"run_tiled: got a tensor of shape {tuple(image.shape)}, expected (N, C, H, W) with at "
-            "least one pixel. A single image becomes a batch with image[None]."
-        )
-    if scale < 1 or overlap < 0 or tile <= 2 * overlap:
-        raise AnywidthError(
-            f"run_tiled: tile={tile}, overlap={overlap}, scale={scale}: a tile must be larger than "
-            f"two overlaps. Pass tile={2 * max(overlap, 0) + 64} or a smaller overlap."
-        )
     result: Tensor | None = None
     across = list(_windows(image.shape[-1], tile, overlap))
     tiles = [(*row, *one) for row in _windows(image.shape[-2], tile, overlap) for one in across]
     is_shown = shows_progress and len(tiles) > 1
     for rows, kept_rows, columns, kept_columns in tracked_if_shown(tiles, "upscaling", is_shown):
         part = network(image[..., rows, columns])
-        expected = ((rows.stop - rows.start) * scale, (columns.stop - columns.start) * scale)
-        if part.shape[-2:] != expected:
-            raise AnywidthError(
-                f"run_tiled: the network returned {tuple(part.shape[-2:])} for a tile, but "
-                f"scale={scale} expects {expected}. Pass the network's own scale."
-            )
         if result is None:
             height, width = image.shape[-2] * scale, image.shape[-1] * scale
             shape = (*part.shape[:-2], height, width)

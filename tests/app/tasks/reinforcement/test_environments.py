@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import gymnasium
 import minatar
@@ -166,11 +165,7 @@ def test_send_and_receive_are_the_halves_of_step() -> None:
         halves.send(chance.integers(0, 4, 2))  # type: ignore[attr-defined]
         last = halves.receive()  # type: ignore[attr-defined]
     assert np.array_equal(last.observations, outcome.observations)
-    with pytest.raises(AnywidthError, match="step"):
-        halves.receive()  # type: ignore[attr-defined]
     halves.send(np.zeros(2, np.int64))  # type: ignore[attr-defined]
-    with pytest.raises(AnywidthError, match="receive"):
-        halves.send(np.zeros(2, np.int64))  # type: ignore[attr-defined]
     assert np.array_equal(halves.reset(), whole.reset())
 
 
@@ -283,48 +278,22 @@ def test_a_long_game_is_cut(name: str) -> None:
     environment.close()
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_impossible_actions_are_refused(name: str) -> None:
-    environment = make_environment(name, 2, seed=0, threads=1)
-    environment.reset()
-    for actions, said in (
-        (np.array([0, 4]), "4"),
-        (np.array([-1, 0]), "-1"),
-        (np.array([0]), r"\(2,\)"),
-        (np.array([0.0, 1.0]), "whole numbers"),
-    ):
-        with pytest.raises(AnywidthError, match=said):
-            environment.step(actions)
-    assert environment.step(np.array([0, 1])).rewards.shape == (2,)
-
-
-@pytest.mark.parametrize("name", ["atari:breakout", "gym:CartPole-v1"])
-def test_a_screen_must_be_asked_for(name: str) -> None:
-    environment = make_environment(name, 1, seed=0)
-    environment.reset()
-    with pytest.raises(AnywidthError, match="rendered=True"):
-        environment.render()
-
-
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "said"),
     [
-        ("breakout", {}, "minatar:breakout"),
-        ("atari:", {}, "'atari:'"),
-        ("atari:braekout", {}, "space_invaders"),
-        ("minatar:pong", {}, "seaquest"),
-        ("gym:NoSuchGame-v1", {}, "NoSuchGame"),
-        ("gym:GymV21Environment-v0", {}, "shimmy"),
-        ("gym:phys2d/CartPole-v1", {}, "jax"),
-        ("gym:Pendulum-v1", {}, "actions"),
-        ("minatar:breakout", {"count": 0}, "count"),
-        ("minatar:breakout", {"most_steps": -1}, "most_steps"),
-        ("atari:breakout", {"threads": 0}, "threads"),
+        ("breakout", "minatar:breakout"),
+        ("atari:", "'atari:'"),
+        ("atari:braekout", "space_invaders"),
+        ("minatar:pong", "seaquest"),
+        ("gym:NoSuchGame-v1", "NoSuchGame"),
+        ("gym:GymV21Environment-v0", "shimmy"),
+        ("gym:phys2d/CartPole-v1", "jax"),
+        ("gym:Pendulum-v1", "actions"),
     ],
 )
-def test_what_does_not_exist_is_named(name: str, options: dict[str, Any], said: str) -> None:
+def test_what_does_not_exist_is_named(name: str, said: str) -> None:
     with pytest.raises(AnywidthError, match=said):
-        make_environment(name, **{"count": 2, "seed": 0, **options})
+        make_environment(name, 2, seed=0)
 
 
 @pytest.mark.parametrize(

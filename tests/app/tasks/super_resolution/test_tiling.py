@@ -3,7 +3,6 @@ import torch
 from torch import Tensor, nn
 
 from anywidth.app.tasks.super_resolution.tiling import run_tiled
-from anywidth.errors import AnywidthError
 from anywidth.models.wdsr import wdsr
 
 
@@ -67,21 +66,6 @@ def test_result_has_the_networks_type_and_channels() -> None:
     assert tiled.dtype == torch.float32
     assert tiled.shape == (1, 1, 30, 30)
     assert not tiled.requires_grad
-
-
-@pytest.mark.parametrize(
-    ("picture", "arguments", "named"),
-    [
-        (torch.rand(3, 8, 8), {}, r"\(3, 8, 8\)"),
-        (torch.rand(1, 3, 0, 8), {}, "pixel"),
-        (torch.rand(1, 3, 8, 8), {"tile": 64, "overlap": 32}, "overlap"),
-        (torch.rand(1, 3, 8, 8), {"overlap": -1}, "overlap"),
-        (torch.rand(1, 3, 8, 8), {"scale": 2}, r"\(16, 16\)"),
-    ],
-)
-def test_bad_input_is_named(picture: Tensor, arguments: dict, named: str) -> None:
-    with pytest.raises(AnywidthError, match=named):
-        run_tiled(lambda part: part, picture, **{"scale": 1, **arguments})
 
 
 def test_tiles_are_counted_if_there_are_several(capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,11 +44,6 @@ def make_environment(
         >>> observations = games.reset()
         >>> outcome = games.step(np.zeros(8, np.int64))
     """
-    counts = {"count": count, "threads": threads, "most_steps": most_steps}
-    for option, value in counts.items():
-        allowed = value is None and option != "count"
-        if not allowed and (not isinstance(value, int) or value < 1):
-            raise AnywidthError(f"{option}={value!r}: expected a whole number of at least 1")
     family, colon, game = name.partition(":")
     if not colon and name.endswith("NoFrameskip-v4"):
         family, game = "atari", name

@@ -14,9 +14,7 @@ from anywidth.app.tasks.reinforcement.environments.protocol import (
     MOST_STEPS,
     Outcome,
     ScoreBook,
-    checked_actions,
     environment_seeds,
-    not_rendered,
 )
 from anywidth.errors import AnywidthError
 
@@ -81,18 +79,13 @@ class AtariEnvironment:
 
     def send(self, actions: np.ndarray) -> None:
         """Start a step of all games and return immediately; `receive` must follow."""
-        if self._is_stepping:
-            raise AnywidthError("send() before the last step was received: call receive() first")
-        checked = checked_actions(actions, self.count, self.actions)
-        self._games.send(checked)
+        self._games.send(actions)
         self._is_stepping = True
         if self._screen is not None:
-            self._frame = self._screen.step(checked[:1])[0][0, 0]
+            self._frame = self._screen.step(actions[:1])[0][0, 0]
 
     def receive(self) -> Outcome:
         """Wait for the step that `send` started."""
-        if not self._is_stepping:
-            raise AnywidthError("receive() without a step: call send(actions) first")
         observations, rewards, terminated, truncated, info = self._games.recv()
         self._is_stepping = False
         finished = terminated | truncated
@@ -104,8 +97,7 @@ class AtariEnvironment:
         return Outcome(observations, rewards.astype(np.float32), ends, scores, finished)
 
     def render(self) -> np.ndarray:
-        if self._frame is None:
-            raise not_rendered()
+        assert self._frame is not None
         return self._frame
 
     def close(self) -> None:

@@ -12,9 +12,7 @@ from gymnasium.vector import AutoresetMode
 from anywidth.app.tasks.reinforcement.environments.protocol import (
     Outcome,
     ScoreBook,
-    checked_actions,
     environment_seeds,
-    not_rendered,
 )
 from anywidth.errors import AnywidthError
 
@@ -65,7 +63,6 @@ class GymEnvironment:
         self._kind = np.uint8 if seen.dtype == np.uint8 else np.float32
         self._seeds = environment_seeds(seed, count).tolist()
         self._scores = ScoreBook(count)
-        self._is_rendered = rendered
         self.count = count
         self.actions = int(acts.n)
         self.observation_shape: tuple[int, ...] = seen.shape
@@ -77,8 +74,7 @@ class GymEnvironment:
         return observations.astype(self._kind)
 
     def step(self, actions: np.ndarray) -> Outcome:
-        checked = checked_actions(actions, self.count, self.actions)
-        observations, rewards, terminated, truncated, _ = self._games.step(checked)
+        observations, rewards, terminated, truncated, _ = self._games.step(actions)
         finished = terminated | truncated
         scores = self._scores.add(rewards, finished)
         return Outcome(
@@ -86,8 +82,6 @@ class GymEnvironment:
         )
 
     def render(self) -> np.ndarray:
-        if not self._is_rendered:
-            raise not_rendered()
         try:
             frames: Any = self._games.render()
         except gymnasium.error.DependencyNotInstalled as error:

@@ -14,7 +14,6 @@ from anywidth.app.tasks.reinforcement.environments.protocol import (
     MOST_STEPS,
     Outcome,
     ScoreBook,
-    checked_actions,
     environment_seeds,
 )
 from anywidth.errors import AnywidthError
@@ -83,7 +82,7 @@ class MinAtarEnvironment:
         return self._observations()
 
     def step(self, actions: np.ndarray) -> Outcome:
-        meant = self._meanings[checked_actions(actions, self.count, self.actions)].tolist()
+        meant = self._meanings[actions].tolist()
         rewards = np.zeros(self.count, np.float32)
         self._steps += 1
         finished = self._steps >= self._most_steps

@@ -7,7 +7,6 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from anywidth.errors import AnywidthError
 from anywidth.training.seeds import derive_seed
 
 MOST_STEPS = 27_000
@@ -48,7 +47,7 @@ class VectorEnvironment(Protocol):
         ...
 
     def step(self, actions: np.ndarray) -> Outcome:
-        """Take one action per environment: integers from 0 to `actions` - 1."""
+        """Take one action per environment: integers from 0 to `actions` - 1, unchecked."""
         ...
 
     def render(self) -> np.ndarray:
@@ -92,26 +91,3 @@ def environment_seeds(seed: int, count: int) -> np.ndarray:
     """One seed per environment, in 31 bits, which every package accepts."""
     bits = 2**31 - 1
     return np.array([derive_seed("environment", seed, index) & bits for index in range(count)])
-
-
-def checked_actions(actions: np.ndarray, count: int, choices: int) -> np.ndarray:
-    """The actions as int64; raises for invalid ones, on which native environments hang."""
-    given = np.asarray(actions)
-    if given.shape != (count,) or given.dtype.kind not in "iu":
-        raise AnywidthError(
-            f"actions of shape {given.shape} and type {given.dtype}: expected whole numbers of "
-            f"shape ({count},), one per environment"
-        )
-    if given.min() < 0 or given.max() >= choices:
-        raise AnywidthError(
-            f"actions from {given.min()} to {given.max()}: expected 0 to {choices - 1}; give the "
-            f"policy {choices} outputs"
-        )
-    return given.astype(np.int64)
-
-
-def not_rendered() -> AnywidthError:
-    return AnywidthError(
-        "render(): this environment keeps no screen; make it with "
-        "make_environment(..., rendered=True)"
-    )

@@ -49,8 +49,6 @@ def check_video_path(path: Path) -> None:
 def save_recording(recording: Recording, path: Path) -> None:
     """Write a recording as an animated GIF or an MP4, by the name of the file."""
     check_video_path(path)
-    if not recording.frames:
-        raise AnywidthError("a recording without frames: play at least one step")
     is_gif = path.suffix.lower() == ".gif"
     write_atomically(path, _gif(recording) if is_gif else _mp4(recording))
 
