@@ -104,11 +104,12 @@ def _said(error: Any, arguments: list[str]) -> str:
     """The error in the arguments, in one line."""
     if close := getattr(error, "possibilities", None):
         return f"no option {error.option_name}; did you mean {close[0]}?"
-    kind = re.search(r"\bvalid (integer|float|number)\b", error.message)
+    wrong = re.search(r"\bvalid (integer|float|number)\b|range x>=(\d+)", error.message)
     option = error.param.opts[0] if getattr(error, "param", None) is not None else ""
     given = _given(option, arguments)
-    if kind and given is not None:
-        return f"{option} {given!r}: expected {EXPECTED[kind[1]]}"
+    if wrong and given is not None:
+        expected = EXPECTED[wrong[1]] if wrong[1] else f"at least {wrong[2]}"
+        return f"{option} {given!r}: expected {expected}"
     where = f" (see: {error.ctx.command_path} --help)" if error.ctx is not None else ""
     return " ".join(error.format_message().split()) + where
 

@@ -23,7 +23,9 @@ def study(
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data.")] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(help="Seeds per training; if not given, 1 for bundled, else as in --list."),
+        typer.Option(
+            min=1, help="Seeds per training; if not given, 1 for bundled, else as in --list."
+        ),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs of every training.")] = None,
     out: Annotated[
@@ -36,7 +38,7 @@ def study(
     ] = None,
     parallel: Annotated[
         int | None,
-        typer.Option(help="Trainings at once; if not given, one per core, or one on a GPU."),
+        typer.Option(min=1, help="Trainings at once; if not given, one per core, or one on a GPU."),
     ] = None,
     only: Annotated[
         str | None, typer.Option(help="Run only trainings whose names contain this text.")
@@ -70,22 +72,10 @@ def study(
 
       anywidth study super-resolution --data pictures --data-dir DIR --set eval_dir=SETS
     """
+    options = dict(locals())
     from anywidth.app.commands import studying
 
-    if list_studies:
+    if options.pop("list_studies"):
         studying.print_studies()
-        return
-    studying.run_studies(
-        names or [],
-        data,
-        data_dir,
-        seeds=seeds,
-        epochs=epochs,
-        out=out,
-        minutes=minutes,
-        parallel=parallel,
-        only=only,
-        only_training=only_training,
-        device=device,
-        fields=fields or [],
-    )
+    else:
+        studying.run_studies(**options)

@@ -39,7 +39,7 @@ _SET_BY_STUDIES = {
 
 
 def run_studies(
-    names: Sequence[str],
+    names: Sequence[str] | None,
     data: str,
     data_dir: Path | None,
     *,
@@ -51,16 +51,16 @@ def run_studies(
     only: str | None,
     only_training: bool,
     device: str,
-    fields: Sequence[str],
+    fields: Sequence[str] | None,
 ) -> None:
     """Train what the studies need, and write their pages; the arguments are the options."""
     if minutes is not None and minutes <= 0:
         raise AnywidthError(f"--minutes {minutes}: expected more than 0")
     deadline = None if minutes is None else time.time() + 60 * minutes
     folder = out or Path("runs") / f"study-{data}"
-    wanted = _chosen(names, data)
-    counts = {one.name: _seed_count(one, seeds, data) for one in wanted}
-    changes = _changes(fields, wanted)
+    wanted = _chosen(names or (), data)
+    counts = {one.name: seeds or (1 if data == "bundled" else one.seeds) for one in wanted}
+    changes = _changes(fields or (), wanted)
     recipes = {
         network.name: study_recipe(
             data, network, data_dir, epochs, device, _of_task(changes, one, wanted)
@@ -75,7 +75,7 @@ def run_studies(
         raise AnywidthError(f"--only {only!r}: no training has this in its name: {names_of_jobs}")
     if data_dir is not None and not data_dir.is_dir() and any(job.missing() for job in chosen):
         raise AnywidthError(f"--data-dir {data_dir}: there is no such folder")
-    if not work_through(chosen, _process_count(parallel, device), deadline, say):
+    if not work_through(chosen, parallel or _process_count(device), deadline, say):
         left = sum(bool(job.missing()) for job in chosen)
         say(f"Stopped with {len(chosen) - left} of {len(chosen)} trainings done.")
         say(f"Go on with: {_command()}")
@@ -156,17 +156,8 @@ def _fields(one: Study) -> set[str]:
     return {field.name for field in dataclasses.fields(one.task.settings)}
 
 
-def _seed_count(one: Study, seeds: int | None, data: str) -> int:
-    if seeds is not None and seeds < 1:
-        raise AnywidthError(f"--seeds {seeds}: expected at least 1")
-    return seeds or (1 if data == "bundled" else one.seeds)
-
-
-def _process_count(parallel: int | None, device: str) -> int:
-    if parallel is not None and parallel < 1:
-        raise AnywidthError(f"--parallel {parallel}: expected at least 1")
-    on_gpu = local_device(device).type == "cuda"
-    return parallel or (1 if on_gpu else available_cores())
+def _process_count(device: str) -> int:
+    return 1 if local_device(device).type == "cuda" else available_cores()
 
 
 def _changes(fields: Sequence[str], wanted: Sequence[Study]) -> dict[str, str]:

@@ -289,6 +289,10 @@ def _print_recipes() -> None:
     for name, found in all_recipes().items():
         table.add_row(name, Text((found.__doc__ or "").strip().splitlines()[0]))
     console.print(table)
+    say(
+        "US is universally slimmable: one network for all widths. `anywidth train NAME` trains one,"
+    )
+    say("and `anywidth train NAME --show` prints its settings.")
 
 
 def _print_fields(settings: Settings) -> None:

@@ -47,6 +47,7 @@ def test_a_real_process_ends_in_one_line_and_code_2(tmp_path: Path) -> None:
         (("train", "--epochs", "1.5"), ("--epochs", "'1.5'")),
         (("train", "--epochs=1.5"), ("--epochs", "'1.5'")),
         (("study", "--minutes", "soon"), ("--minutes", "'soon'")),
+        (("study", "--seeds", "0"), ("--seeds", "'0'", "at least 1")),
         (("spectrum",), ("'RUN'", "anywidth spectrum --help")),
         (("trian",), ("'train'", "anywidth --help")),
     ],
