@@ -27,12 +27,12 @@ import onnxruntime
 import torch
 
 import anywidth as aw
-from anywidth.app.studies.provenance import provenance
 from anywidth.app.tasks.classification.task import TrainedClassifier, open_trained
-from anywidth.files import read_json, write_json
+from anywidth.files import read_json
 from anywidth.searching.finalists import fast_uniform
 from anywidth.translating.called_network import described
 from anywidth.translating.onnx_graphs import onnx_graphs
+from benchmarks.records import circumstances, open_session, write_record
 
 _ROUNDS, _PASSES = 40, 15
 
@@ -40,12 +40,8 @@ _ROUNDS, _PASSES = 40, 15
 def timed(model: torch.nn.Module, configs: list[aw.ChannelConfig]) -> list[list[float]]:
     """Per network, the fastest pass of each round, in milliseconds of the thread."""
     deployment = described(model, None, input_names=None, output_names=None, wrap=None, facts=None)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    sessions = [
-        onnxruntime.InferenceSession(proto.SerializeToString(), options)
-        for proto in onnx_graphs(model, configs, deployment)
-    ]
+    graphs = onnx_graphs(model, configs, deployment)
+    sessions = [open_session(graph.SerializeToString()) for graph in graphs]
     feeds = {deployment.input_names[0]: deployment.examples[0][:1].numpy()}
     for session in sessions:
         session.run(None, feeds)
@@ -155,11 +151,10 @@ def main() -> None:
         }
         for row in rows
     ]
-    write_json(
+    write_record(
         given.out,
         {
-            "command": f"python3 -m benchmarks.search_latency {given.run} {given.found}",
-            **provenance(torch.device("cpu")),
+            **circumstances("cpu"),
             "onnxruntime": onnxruntime.__version__,
             "device": table.device,
             "settings": {

@@ -11,15 +11,7 @@ import typer
 
 from anywidth.app.own_command import own_command
 from anywidth.app.showing.output import console, say
-from anywidth.app.tasks.command_options import (
-    DataDir,
-    Device,
-    EvalDir,
-    ManyChannels,
-    Model,
-    RunFolder,
-    Trust,
-)
+from anywidth.app.tasks import command_options as options
 from anywidth.errors import AnywidthError
 from anywidth.measuring.heartbeat import working
 from anywidth.measuring.width_lists import parse_widths
@@ -29,7 +21,6 @@ if TYPE_CHECKING:
     from anywidth.app.runs.run import Run
     from anywidth.app.tasks.trained import Trained
     from anywidth.measuring.spectra import Spectrum
-    from anywidth.width import Width
 
 EVERY = "every"
 Widths = Annotated[
@@ -42,7 +33,7 @@ Widths = Annotated[
 
 
 def calibrate(
-    run: RunFolder,
+    run: options.RunFolder,
     widths: Widths = None,
     samples: Annotated[
         int | None,
@@ -54,10 +45,10 @@ def calibrate(
         Literal["exact", "moving"] | None,
         typer.Option(help="How to average; if not given, as in the run's settings."),
     ] = None,
-    device: Device = "auto",
-    model: Model = None,
-    trust: Trust = False,
-    data_dir: DataDir = None,
+    device: options.Device = "auto",
+    model: options.Model = None,
+    trust: options.Trust = False,
+    data_dir: options.DataDir = None,
 ) -> None:
     """Compute and save batch-norm statistics of a trained network for more widths.
 
@@ -84,18 +75,18 @@ def calibrate(
 
 
 def spectrum(
-    run: RunFolder,
+    run: options.RunFolder,
     widths: Widths = None,
-    channels: ManyChannels = None,
+    channels: options.ManyChannels = None,
     latency: Annotated[
         bool,
         typer.Option(help="Also measure the time of one example at each width."),
     ] = True,
-    device: Device = "auto",
-    model: Model = None,
-    trust: Trust = False,
-    data_dir: DataDir = None,
-    eval_dir: EvalDir = None,
+    device: options.Device = "auto",
+    model: options.Model = None,
+    trust: options.Trust = False,
+    data_dir: options.DataDir = None,
+    eval_dir: options.EvalDir = None,
 ) -> None:
     """Evaluate a trained network at many widths: a table, spectrum.csv and plots.
 
@@ -109,6 +100,7 @@ def spectrum(
       anywidth spectrum runs/demo --widths 0.25:1.0:0.025
     """
     from anywidth.app.showing.spectrum_tables import spectrum_table
+    from anywidth.app.tasks.chosen_width import given_channels
     from anywidth.app.tasks.registry import open_trained
     from anywidth.app.tasks.results import run_spectrum
 
@@ -117,7 +109,8 @@ def spectrum(
         trained = open_trained(
             run, device, trust=trust, model=model, data_dir=data_dir, eval_dir=eval_dir
         )
-    chosen = _with_channels(trained, chosen_widths(trained, widths), channels)
+    own = (given_channels(trained, path) for path in channels or ())
+    chosen = [*chosen_widths(trained, widths), *own]
     trained.complete_statistics(chosen)
     before = earlier(trained.run)
     found = run_spectrum(trained, chosen, latency)
@@ -171,16 +164,16 @@ def compare(
 
 
 def report(
-    run: RunFolder,
+    run: options.RunFolder,
     baseline: Annotated[
         list[Path] | None,
         typer.Option(help="A run to compare with; repeat the option for several runs."),
     ] = None,
-    device: Device = "auto",
-    model: Model = None,
-    trust: Trust = False,
-    data_dir: DataDir = None,
-    eval_dir: EvalDir = None,
+    device: options.Device = "auto",
+    model: options.Model = None,
+    trust: options.Trust = False,
+    data_dir: options.DataDir = None,
+    eval_dir: options.EvalDir = None,
 ) -> None:
     """Write report.html: one page with all results of a run.
 
@@ -223,15 +216,6 @@ def hold(folder: Path) -> FolderLock | None:
         lock = lock_folder(folder, wait=True)
     run.remove_leftovers()
     return lock
-
-
-def _with_channels(
-    trained: Trained, widths: Sequence[float], files: Sequence[Path] | None
-) -> list[Width]:
-    """Widths, and after them the channels in files."""
-    from anywidth.app.tasks.chosen_width import given_channels
-
-    return [*widths, *(given_channels(trained, path) for path in files or ())]
 
 
 def chosen_widths(trained: Trained, widths: str | None) -> list[float]:

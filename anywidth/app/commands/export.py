@@ -13,15 +13,7 @@ import typer
 
 from anywidth.app.own_command import own_command
 from anywidth.app.showing.output import say
-from anywidth.app.tasks.command_options import (
-    Model,
-    MostMacs,
-    MostParameters,
-    MostTime,
-    RunFolder,
-    Trust,
-    WidthOption,
-)
+from anywidth.app.tasks import command_options as options
 from anywidth.errors import AnywidthError
 from anywidth.measuring.heartbeat import nothing, speaking, working
 from anywidth.measuring.width_lists import parse_widths
@@ -36,14 +28,14 @@ _BUNDLE = ".anywidth"
 
 
 def export(
-    run: RunFolder,
+    run: options.RunFolder,
     out: Annotated[
         Path, typer.Option(help="The file to write: NAME.anywidth, NAME.onnx or NAME.pt2.")
     ],
-    width: WidthOption = None,
-    budget: MostTime = None,
-    max_macs: MostMacs = None,
-    max_parameters: MostParameters = None,
+    width: options.Width = None,
+    budget: options.MostTime = None,
+    max_macs: options.MostMacs = None,
+    max_parameters: options.MostParameters = None,
     widths: Annotated[
         str | None,
         typer.Option(
@@ -64,8 +56,8 @@ def export(
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite an existing file without asking.")
     ] = False,
-    model: Model = None,
-    trust: Trust = False,
+    model: options.Model = None,
+    trust: options.Trust = False,
 ) -> None:
     """Write a trained network to a file that runs without anywidth.
 
@@ -93,7 +85,8 @@ def export(
     from anywidth.app.tasks.chosen_width import Wanted, calibrated, given_channels
     from anywidth.app.tasks.registry import open_trained
 
-    wanted = Wanted(width, budget, max_macs, max_parameters)
+    first = channels[0] if channels else None
+    wanted = Wanted(width, budget, max_macs, max_parameters, first)
     _check(out, wanted, widths, channels or [])
     _check_free(out, force)
     with working(f"opening {run}"):
@@ -167,9 +160,6 @@ def _check(out: Path, wanted: Wanted, widths: str | None, channels: Sequence[Pat
     if widths is not None and (limits or wanted.width is not None):
         given = limits[0] if limits else f"--width {wanted.width}"
         raise AnywidthError(f"{given} and --widths {widths}: give only one of them")
-    if channels and (limits or wanted.width is not None):
-        given = limits[0] if limits else f"--width {wanted.width}"
-        raise AnywidthError(f"--channels {channels[0]} and {given}: give only one of them")
     if len({path.stem for path in channels}) < len(channels):
         raise AnywidthError("--channels: two files have the same name, which the bundle would use")
     if out.suffix != _BUNDLE and (len(channels) > 1 or (channels and widths is not None)):

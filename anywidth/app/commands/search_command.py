@@ -11,7 +11,7 @@ import typer
 from anywidth.app.interrupts import exit_code
 from anywidth.app.own_command import own_command
 from anywidth.app.showing.output import console, note, say
-from anywidth.app.tasks.command_options import DataDir, Device, EvalDir, Model, RunFolder, Trust
+from anywidth.app.tasks import command_options as options
 from anywidth.errors import AnywidthError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _BUSY = 0.25
 
 
 def search(
-    run: RunFolder,
+    run: options.RunFolder,
     macs: Annotated[
         str | None, typer.Option(help="Budgets in multiply-adds of one example: 150M,300M.")
     ] = None,
@@ -57,11 +57,11 @@ def search(
             "`python -m anywidth_runtime measure NAME.anywidth`."
         ),
     ] = None,
-    device: Device = "auto",
-    model: Model = None,
-    trust: Trust = False,
-    data_dir: DataDir = None,
-    eval_dir: EvalDir = None,
+    device: options.Device = "auto",
+    model: options.Model = None,
+    trust: options.Trust = False,
+    data_dir: options.DataDir = None,
+    eval_dir: options.EvalDir = None,
 ) -> None:
     """Find how many channels each layer should have for a budget, without training.
 

@@ -11,7 +11,7 @@ import typer
 from anywidth.app.commands.evaluate import chosen_widths, counted, hold, say_older
 from anywidth.app.own_command import own_command
 from anywidth.app.showing.output import say
-from anywidth.app.tasks.command_options import DataDir, Device, Model, RunFolder, Trust
+from anywidth.app.tasks import command_options as options
 from anywidth.errors import AnywidthError
 
 if TYPE_CHECKING:
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 def tune(
-    run: RunFolder,
+    run: options.RunFolder,
     widths: Annotated[
         str, typer.Option(help="Calibrated widths, as a list such as 0.25,0.5 or first:last:step.")
     ],
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training images.")] = 1,
     learning_rate: Annotated[float, typer.Option(help="Highest learning rate of Adam.")] = 1e-3,
-    device: Device = "auto",
-    model: Model = None,
-    trust: Trust = False,
-    data_dir: DataDir = None,
+    device: options.Device = "auto",
+    model: options.Model = None,
+    trust: options.Trust = False,
+    data_dir: options.DataDir = None,
 ) -> None:
     """Tune batch norm's scales and biases for a few widths of a trained network, and save them.
 

@@ -32,15 +32,8 @@ _SECONDS = 5.0
 class Forecast:
     """What a training takes, from a few measured steps.
 
-    Args:
-        epochs: number of passes over the data.
-        steps: of all epochs.
-        batch_size: examples per step.
-        seconds_per_step: the median of the measured steps, with the loading of their data.
-        measured: how many steps were measured.
-        seconds: of all steps.
-        memory: bytes at the peak; None if the system does not tell.
-        device: the device of the network.
+    `seconds_per_step` is their median, with the loading of their data; `seconds` is for all steps;
+    `memory` is in bytes at the peak, None if the system does not tell.
     """
 
     epochs: int

@@ -214,24 +214,15 @@ class Run:
         metadata: Mapping[str, Metadata] | None = None,
         keep: int = 2,
     ) -> Path:
-        """Write the state after `step` steps and return the checkpoint's folder.
+        """Write the state after `step` steps, a file per part; the newest `keep` stay.
 
-        Args:
-            step: number of training steps done; never less than in a saved checkpoint.
-            tensors: part → name → tensor; each part becomes a safetensors file.
-            state: JSON data such as the epoch, counters and results of `flatten_state`.
-            metadata: part → text for that part's file.
-            keep: number of checkpoints to keep; older ones are removed at the end.
+        `state` is JSON data such as counters, and `metadata` text for the files of the parts.
         """
         self._check_writing()
         return self._checkpoints.save(step, tensors, state, metadata or {}, keep)
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """The newest complete checkpoint; None if none was ever saved.
-
-        A damaged checkpoint is named once in the log (by default a line on standard error), and the
-        one before it is used.
-        """
+        """The newest complete checkpoint; None if none was ever saved."""
         return self._checkpoints.load()
 
     def save_final(

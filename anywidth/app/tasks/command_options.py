@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options that several commands share: `run: options.RunFolder`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished training.")]
-WidthOption = Annotated[
+Width = Annotated[
     float | None, typer.Option(help="The width to run at, such as 0.5; if not given, the widest.")
 ]
 MostTime = Annotated[

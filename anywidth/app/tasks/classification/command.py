@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from anywidth.app.showing.output import note, say
-from anywidth.app.tasks.command_options import (
-    Channels,
-    Device,
-    Model,
-    MostMacs,
-    MostParameters,
-    MostTime,
-    RunFolder,
-    Trust,
-    WidthOption,
-)
+from anywidth.app.tasks import command_options as options
 from anywidth.errors import AnywidthError
 from anywidth.measuring.heartbeat import working
 
@@ -32,20 +22,20 @@ IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".p
 
 
 def predict(
-    run: RunFolder,
+    run: options.RunFolder,
     image: Annotated[
         list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of them.")
     ],
-    width: WidthOption = None,
-    budget: MostTime = None,
-    max_macs: MostMacs = None,
-    max_parameters: MostParameters = None,
-    channels: Channels = None,
+    width: options.Width = None,
+    budget: options.MostTime = None,
+    max_macs: options.MostMacs = None,
+    max_parameters: options.MostParameters = None,
+    channels: options.Channels = None,
     top: Annotated[int, typer.Option(min=1, help="How many classes to print.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON, for programs.")] = False,
-    device: Device = "auto",
-    model: Model = None,
-    trust: Trust = False,
+    device: options.Device = "auto",
+    model: options.Model = None,
+    trust: options.Trust = False,
 ) -> None:
     """Classify images with a trained network at a width of your choice.
 

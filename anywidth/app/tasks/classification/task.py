@@ -35,7 +35,6 @@ from anywidth.app.tasks.classification.optimization import (
 )
 from anywidth.app.tasks.classification.recipes import RECIPES
 from anywidth.app.tasks.classification.settings import ClassificationSettings
-from anywidth.app.tasks.examples import Example
 from anywidth.app.tasks.registry import Task
 from anywidth.app.tasks.starting_network import start_with_weights
 from anywidth.app.tasks.task_settings import read_settings
@@ -50,7 +49,6 @@ from anywidth.training.gpu.fast_layers import use_kernels
 from anywidth.training.norm_tuning import tune_norms
 from anywidth.training.statistics_state import statistics_to_tensors
 from anywidth.training.step import SandwichStep, StepResult
-from anywidth.translating.deployment import Deployment
 from anywidth.width import Width
 
 _JUDGED = 2000
@@ -351,11 +349,8 @@ class TrainedClassifier(Trained):
         kind = "held-out" if self.settings.validation == "split" else "test"
         return f"{self._loaded().validation.samples:,} {kind} images of {self.settings.trained_on}"
 
-    def deployment(self) -> Deployment:
-        return deployed_classifier(self)
-
-    def examples(self) -> list[Example]:
-        return classifier_examples(self)
+    deployment = deployed_classifier
+    examples = classifier_examples
 
     def _loaded(self) -> ClassificationData:
         if self.data is None:

@@ -8,16 +8,7 @@ from typing import Annotated
 import typer
 
 from anywidth.app.showing.output import say
-from anywidth.app.tasks.command_options import (
-    Channels,
-    Device,
-    MostMacs,
-    MostParameters,
-    MostTime,
-    RunFolder,
-    Trust,
-    WidthOption,
-)
+from anywidth.app.tasks import command_options as options
 from anywidth.measuring.heartbeat import working
 
 MOST_RECORDED = 3_000
@@ -25,12 +16,12 @@ MOST_RECORDED = 3_000
 
 
 def play(
-    run: RunFolder,
-    width: WidthOption = None,
-    budget: MostTime = None,
-    max_macs: MostMacs = None,
-    max_parameters: MostParameters = None,
-    channels: Channels = None,
+    run: options.RunFolder,
+    width: options.Width = None,
+    budget: options.MostTime = None,
+    max_macs: options.MostMacs = None,
+    max_parameters: options.MostParameters = None,
+    channels: options.Channels = None,
     out: Annotated[
         Path, typer.Option("--out", "--video", help="The file to write: .gif, or .mp4 with ffmpeg.")
     ] = Path("game.gif"),
@@ -44,8 +35,8 @@ def play(
     most_steps: Annotated[
         int, typer.Option(min=1, help="Largest number of steps of the recording.")
     ] = MOST_RECORDED,
-    device: Device = "auto",
-    trust: Trust = False,
+    device: options.Device = "auto",
+    trust: options.Trust = False,
 ) -> None:
     """Play a game with a trained network at a width of your choice, and record it.
 

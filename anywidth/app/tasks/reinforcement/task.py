@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from anywidth.app.runs.loop import Training, load_final, save_final, train
 from anywidth.app.runs.run import Run
-from anywidth.app.tasks.examples import Example
 from anywidth.app.tasks.registry import Task
 from anywidth.app.tasks.reinforcement.command import play as play_command
 from anywidth.app.tasks.reinforcement.deployment import deployed_policy, policy_examples
@@ -50,7 +49,6 @@ from anywidth.slimming.convert import at_width
 from anywidth.training.precision import tf32_arithmetic
 from anywidth.training.seeds import derive_seed
 from anywidth.training.step import SandwichStep, StepResult
-from anywidth.translating.deployment import Deployment
 
 # ---- training ------------------------------------------------------------------------------------
 
@@ -235,11 +233,8 @@ class TrainedPolicy(Trained):
         games = f"{settings.evaluation_games:,} games, the same for every configuration"
         return Judging(score, "score", games, is_held_out=True)
 
-    def deployment(self) -> Deployment:
-        return deployed_policy(self)
-
-    def examples(self) -> list[Example]:
-        return policy_examples(self)
+    deployment = deployed_policy
+    examples = policy_examples
 
 
 _STATE = {"actions": whole(1, 2**16), "observation_shape": listed(whole(1, 2**14))}

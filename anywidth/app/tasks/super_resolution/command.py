@@ -8,32 +8,24 @@ from typing import Annotated
 import typer
 
 from anywidth.app.showing.output import say
-from anywidth.app.tasks.command_options import (
-    Channels,
-    Device,
-    MostMacs,
-    MostParameters,
-    MostTime,
-    RunFolder,
-    WidthOption,
-)
+from anywidth.app.tasks import command_options as options
 from anywidth.errors import AnywidthError
 from anywidth.measuring.heartbeat import working
 
 
 def upscale(
-    run: RunFolder,
+    run: options.RunFolder,
     image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file of any size.")],
-    width: WidthOption = None,
-    budget: MostTime = None,
-    max_macs: MostMacs = None,
-    max_parameters: MostParameters = None,
-    channels: Channels = None,
+    width: options.Width = None,
+    budget: options.MostTime = None,
+    max_macs: options.MostMacs = None,
+    max_parameters: options.MostParameters = None,
+    channels: options.Channels = None,
     out: Annotated[
         Path | None,
         typer.Option(help="The PNG to write; if not given, IMAGE-x2.png in the same folder."),
     ] = None,
-    device: Device = "auto",
+    device: options.Device = "auto",
 ) -> None:
     """Enlarge a picture with a trained super-resolution network at a width of your choice.
 

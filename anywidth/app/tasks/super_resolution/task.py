@@ -18,8 +18,6 @@ from torch import Tensor, nn
 
 from anywidth.app.runs.loop import Training, load_final, save_final, scheduled_rate, train
 from anywidth.app.runs.run import Run
-from anywidth.app.showing.report import Section
-from anywidth.app.tasks.examples import Example
 from anywidth.app.tasks.registry import Task
 from anywidth.app.tasks.starting_network import start_with_weights
 from anywidth.app.tasks.super_resolution.command import upscale as upscale_command
@@ -48,7 +46,6 @@ from anywidth.models.wdsr import WDSR
 from anywidth.slimming.convert import at_width
 from anywidth.training.precision import tf32_arithmetic
 from anywidth.training.step import Loss, SandwichStep, StepResult
-from anywidth.translating.deployment import Deployment
 
 
 def distillation_of(settings: SuperResolutionSettings) -> Loss | None:
@@ -205,15 +202,9 @@ class TrainedUpscaler(Trained):
         self.run.check_data(pictures.facts())
         return judged_by_patches(self, pictures, held_out, seed)
 
-    def deployment(self) -> Deployment:
-        return deployed_upscaler(self)
-
-    def examples(self) -> list[Example]:
-        return upscaler_examples(self)
-
-    def sections(self) -> list[Section]:
-        """Crops at several widths, with bicubic and the truth."""
-        return crop_sections(self)
+    deployment = deployed_upscaler
+    examples = upscaler_examples
+    sections = crop_sections
 
     def pictures(self) -> Sets:
         if self.sets is None:
