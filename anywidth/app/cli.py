@@ -104,7 +104,9 @@ def _said(error: Any, arguments: list[str]) -> str:
     """The error in the arguments, in one line."""
     if close := getattr(error, "possibilities", None):
         return f"no option {error.option_name}; did you mean {close[0]}?"
-    wrong = re.search(r"\bvalid (integer|float|number)\b|range x>=(\d+)", error.message)
+    wrong = re.search(
+        r"\bvalid (integer|float|number)\b|(?:range x>=|equal to )(\d+)", error.message
+    )
     option = error.param.opts[0] if getattr(error, "param", None) is not None else ""
     given = _given(option, arguments)
     if wrong and given is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -39,13 +40,18 @@ def test_links_and_paths_lead_somewhere(page: Path) -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
+@functools.cache
+def help_of(name: str) -> str:
+    return command(name, "--help").output
+
+
 def test_commands_and_their_options_exist() -> None:
     fields = "".join(command("train", recipe, "--show").output for recipe in ("", "sr", "rl"))
     unknown = set()
     for line in (line for page in PAGES for line in commands(page)):
         if found := re.match(r"(?:torchrun .* -m )?anywidth (\w+)(.*)", line):
             name, rest = found.groups()
-            known = command(name, "--help").output + (fields if name == "train" else "")
+            known = help_of(name) + (fields if name == "train" else "")
         elif found := re.match(r"python3? (?:-m )?benchmarks[./](\w+)(.*)", line):
             name, rest = found.groups()
             known = (ROOT / "benchmarks" / f"{name}.py").read_text()

@@ -146,16 +146,19 @@ def test_a_run_opened_for_reading_saves_nothing_and_removes_nothing(tmp_path: Pa
 
 def test_a_run_has_one_writer(tmp_path: Path) -> None:
     """Another process is refused while this one may write, and not a moment longer."""
-    script = (
-        "import sys; from anywidth.app.runs.run import Run; Run.open(sys.argv[1], writing=True)"
+    opens = "import sys; from anywidth.app.runs.run import Run; Run.open(sys.argv[1], writing=True)"
+    # The same lock without the seconds that PyTorch takes to import.
+    locks = (
+        "import pathlib, sys; from anywidth.app.runs.folder_lock import lock_folder\n"
+        "lock_folder(pathlib.Path(sys.argv[1]))"
     )
 
-    def other() -> subprocess.CompletedProcess[str]:
+    def other(script: str = locks) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", script, str(tmp_path)]
         return subprocess.run(command, capture_output=True, text=True)
 
     run = run_with(tmp_path, 10)
-    assert "another process" in other().stderr
+    assert "another process" in other(opens).stderr
     again = Run.open(tmp_path, writing=True)
     del run
     assert other().returncode == 1
