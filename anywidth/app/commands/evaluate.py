@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from anywidth.app.runs.run import Run
     from anywidth.app.tasks.trained import Trained
     from anywidth.measuring.spectra import Spectrum
+    from anywidth.width import Width
 
 EVERY = "every"
 Widths = Annotated[
@@ -110,7 +111,7 @@ def spectrum(
             run, device, trust=trust, model=model, data_dir=data_dir, eval_dir=eval_dir
         )
     own = (given_channels(trained, path) for path in channels or ())
-    chosen = [*chosen_widths(trained, widths), *own]
+    chosen: list[Width] = [*chosen_widths(trained, widths), *own]
     trained.complete_statistics(chosen)
     before = earlier(trained.run)
     found = run_spectrum(trained, chosen, latency)

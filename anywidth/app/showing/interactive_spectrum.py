@@ -35,20 +35,14 @@ def interactive_spectrum(spectra: Sequence[Spectrum], metric: str, drawn: str) -
 
 def interactive_latency(spectrum: Spectrum, drawn: str) -> str:
     """The same kind of markup for latency over width."""
-    points = [
-        {
-            "x": point.width,
-            "y": point.latency_ms,
-            **dict(zip(("low", "high"), point.latency_range or (), strict=False)),
-            "told": f"width {format_width(point.width)}: {point.latency_ms:.3g} ms"
-            + (
-                ", fastest {:.3g}, median {:.3g}".format(*point.latency_range)
-                if point.latency_range
-                else ""
-            ),
-        }
-        for point in timed_points(spectrum)
-    ]
+    points = []
+    for point in timed_points(spectrum):
+        told = f"width {format_width(point.width)}: {point.latency_ms:.3g} ms"
+        shown: dict[str, Any] = {"x": point.width, "y": point.latency_ms}
+        if point.latency_range:
+            shown["low"], shown["high"] = point.latency_range
+            told += f", fastest {shown['low']:.3g}, median {shown['high']:.3g}"
+        points.append({**shown, "told": told})
     series = {"name": spectrum.name, "color": BLUE, "isLine": True, "points": points}
     data = {"series": [series], "xLabel": "width", "yLabel": "latency, ms", "floor": 0}
     return _markup(data, drawn)

@@ -111,11 +111,8 @@ def write_report(
 
 
 def _page(title: str, tiles: str, sections: str) -> str:
-    package = resources.files("anywidth.app.showing")
-    styles, script = (
-        "".join(package.joinpath(f"report_page{name}.{kind}").read_text("utf-8") for name in parts)
-        for kind, parts in (("css", ("", "_spectrum")), ("js", ("_spectrum", "")))
-    )
+    styles = _read("report_page.css") + _read("report_page_spectrum.css")
+    script = _read("report_page_spectrum.js") + _read("report_page.js")
     versions = (
         f"anywidth {__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}"
     )
@@ -141,6 +138,10 @@ def _page(title: str, tiles: str, sections: str) -> str:
 </body>
 </html>
 """
+
+
+def _read(file: str) -> str:
+    return resources.files("anywidth.app.showing").joinpath(file).read_text("utf-8")
 
 
 def _section(title: str, inside: str) -> str:

@@ -10,6 +10,9 @@ from fastapi import Request
 
 from anywidth_runtime.errors import RequestError
 
+# Seconds within which a body must arrive.
+_PATIENCE = 30.0
+
 
 class BodyTooLarge(RequestError):
     """A request has more bytes than the server accepts."""
@@ -29,13 +32,11 @@ class Bodies:
     Args:
         most: largest number of bytes of one body.
         most_held: largest number of bytes of all bodies together.
-        patience: seconds within which a body must arrive.
     """
 
-    def __init__(self, most: int, most_held: int, patience: float = 30.0) -> None:
+    def __init__(self, most: int, most_held: int) -> None:
         self._most = most
         self._most_held = most_held
-        self._patience = patience
         self.held = 0
 
     @asynccontextmanager
@@ -47,7 +48,7 @@ class Bodies:
         if told.isdigit() and int(told) > self._most:
             raise self._too_large()
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(_PATIENCE):
                 async for chunk in request.stream():
                     size += len(chunk)
                     self.held += len(chunk)
@@ -58,7 +59,7 @@ class Bodies:
                         raise TooMuchHeld("the server holds too many bytes; try again later")
             yield b"".join(chunks)
         except TimeoutError as error:
-            raise BodyTooSlow(f"the body did not arrive within {self._patience:g} s") from error
+            raise BodyTooSlow(f"the body did not arrive within {_PATIENCE:g} s") from error
         finally:
             self.held -= size
 

@@ -114,7 +114,7 @@ class Parameters(_Strict, extra="forbid"):
 
 
 class _InputParameters(_Strict):
-    binary_data_size: int | None = Field(None, ge=0)
+    binary_data_size: Annotated[int, Field(ge=0)] | None = None
 
 
 class _Input(_Strict):
@@ -127,7 +127,7 @@ class _Input(_Strict):
 
 class _OutputParameters(_Strict):
     binary_data: bool | None = None
-    classification: int = Field(0, ge=0)
+    classification: Annotated[int, Field(ge=0)] = 0
     encoding: Literal["", "png"] = ""
 
 
