@@ -13,7 +13,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -30,45 +29,43 @@ _WARM_UP = 3
 _MOST_AT_ONCE = 2**28
 
 
-@dataclass(frozen=True)
-class Table:
-    """Median milliseconds per width."""
+Latencies = Mapping[float | str, float]
+"""Median milliseconds per width."""
 
-    milliseconds: Mapping[float | str, float]
 
-    @staticmethod
-    def read(bundle: Bundle, threads: int) -> Table | None:
-        """Latencies measured on this machine: saved next to the file, or by the exporter."""
-        machine = this_machine(threads)
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            data = json.loads(_kept_at(bundle.path).read_bytes())
-            kept = {"version": _VERSION, "bundle": bundle.checksum, "machine": machine}
-            if {name: data[name] for name in kept} == kept:
-                times = {_width(name): float(ms) for name, ms in data["milliseconds"]}
-                is_whole = set(times) == {row.width for row in bundle.contents.rows}
-                if is_whole and all(0 < ms < math.inf for ms in times.values()):
-                    return Table(times)
-        rows = bundle.contents.rows
-        known = {row.width: row.latency_ms for row in rows if row.latency_ms is not None}
-        is_here = dict(bundle.contents.machine) == machine
-        return Table(known) if is_here and len(known) == len(rows) else None
+def read_latencies(bundle: Bundle, threads: int) -> Latencies | None:
+    """Those measured on this machine: saved next to the file, or by the exporter."""
+    machine = this_machine(threads)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        data = json.loads(_kept_at(bundle.path).read_bytes())
+        kept = {"version": _VERSION, "bundle": bundle.checksum, "machine": machine}
+        if {name: data[name] for name in kept} == kept:
+            times = {_width(name): float(ms) for name, ms in data["milliseconds"]}
+            is_whole = set(times) == {row.width for row in bundle.contents.rows}
+            if is_whole and all(0 < ms < math.inf for ms in times.values()):
+                return times
+    rows = bundle.contents.rows
+    known = {row.width: row.latency_ms for row in rows if row.latency_ms is not None}
+    is_here = dict(bundle.contents.machine) == machine
+    return known if is_here and len(known) == len(rows) else None
 
-    def keep(self, bundle: Bundle, threads: int) -> None:
-        """Save them next to the file; a folder without write permission is not an error."""
-        path = _kept_at(bundle.path)
-        data = {
-            "version": _VERSION,
-            "bundle": bundle.checksum,
-            "machine": this_machine(threads),
-            "milliseconds": [[width, round(ms, 6)] for width, ms in self.milliseconds.items()],
-        }
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-        with contextlib.suppress(OSError):
-            try:
-                temporary.write_text(json.dumps(data, indent=1) + "\n")
-                os.replace(temporary, path)
-            finally:
-                temporary.unlink(missing_ok=True)
+
+def keep_latencies(times: Latencies, bundle: Bundle, threads: int) -> None:
+    """Save them next to the file; a folder without write permission is not an error."""
+    path = _kept_at(bundle.path)
+    data = {
+        "version": _VERSION,
+        "bundle": bundle.checksum,
+        "machine": this_machine(threads),
+        "milliseconds": [[width, round(ms, 6)] for width, ms in times.items()],
+    }
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    with contextlib.suppress(OSError):
+        try:
+            temporary.write_text(json.dumps(data, indent=1) + "\n")
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def this_machine(threads: int) -> dict[str, str]:
@@ -88,7 +85,7 @@ def measured(
     *,
     repeats: int,
     progress: bool,
-) -> Table:
+) -> Latencies:
     """Time all widths in turn."""
     if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
         raise RequestError(f"repeats={repeats!r}: expected a whole number of at least 1")
@@ -98,7 +95,7 @@ def measured(
         times = _times(sessions.get, count, feeds, repeats, is_room, advance)
     medians = [statistics.median(found) for found in times]
     pairs = zip(bundle.contents.rows, bundle.contents.variants, strict=True)
-    return Table({row.width: medians[variant] for row, variant in pairs})
+    return {row.width: medians[variant] for row, variant in pairs}
 
 
 def time_graphs(

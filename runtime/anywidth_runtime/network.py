@@ -75,7 +75,7 @@ class Network:
         self._variants = dict(
             zip((row.width for row in contents.rows), contents.variants, strict=True)
         )
-        self._latency = latency.Table.read(bundle, threads)
+        self._latency = latency.read_latencies(bundle, threads)
         self.path: Path = bundle.path
         self.threads = threads
         self.widths: tuple[Width, ...] = tuple(self._variants)
@@ -97,8 +97,7 @@ class Network:
         rows = self._bundle.contents.rows
         if self._latency is None:
             return rows
-        times = self._latency.milliseconds
-        return tuple(replace(row, latency_ms=times.get(row.width)) for row in rows)
+        return tuple(replace(row, latency_ms=self._latency.get(row.width)) for row in rows)
 
     @property
     def is_measured(self) -> bool:
@@ -163,7 +162,7 @@ class Network:
             self._bundle, self._sessions, feeds, repeats=repeats, progress=progress
         )
         if keep:
-            self._latency.keep(self._bundle, self.threads)
+            latency.keep_latencies(self._latency, self._bundle, self.threads)
         return self.table
 
     def width_for(self, *, milliseconds: float) -> Width:

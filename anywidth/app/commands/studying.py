@@ -75,7 +75,8 @@ def run_studies(
         raise AnywidthError(f"--only {only!r}: no training has this in its name: {names_of_jobs}")
     if data_dir is not None and not data_dir.is_dir() and any(job.missing() for job in chosen):
         raise AnywidthError(f"--data-dir {data_dir}: there is no such folder")
-    if not work_through(chosen, parallel or _process_count(device), deadline, say):
+    at_once = 1 if local_device(device).type == "cuda" else available_cores()
+    if not work_through(chosen, parallel or at_once, deadline, say):
         left = sum(bool(job.missing()) for job in chosen)
         say(f"Stopped with {len(chosen) - left} of {len(chosen)} trainings done.")
         say(f"Go on with: {_command()}")
@@ -154,10 +155,6 @@ def _of_task(changes: Mapping[str, str], one: Study, wanted: Sequence[Study]) ->
 
 def _fields(one: Study) -> set[str]:
     return {field.name for field in dataclasses.fields(one.task.settings)}
-
-
-def _process_count(device: str) -> int:
-    return 1 if local_device(device).type == "cuda" else available_cores()
 
 
 def _changes(fields: Sequence[str], wanted: Sequence[Study]) -> dict[str, str]:

@@ -6,10 +6,9 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anywidth.app.showing.figure_style import BLUE, GREEN, INK, ORANGE, write_figure
+from anywidth.app.showing.figure_style import BLUE, GREEN, INK, ORANGE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,23 +21,14 @@ _LEAST_SHARE = 0.02
 _BREADTH, _HEIGHT = 4.6, 3.1
 
 
-def plot_curves(
-    rows: Sequence[Mapping[str, float]], path: str | Path, titles: Mapping[str, str]
-) -> None:
-    """Draw training curves: one panel per quantity, one line per width.
+def curves_figure(rows: Sequence[Mapping[str, float]], titles: Mapping[str, str]) -> Figure:
+    """Training curves: one panel per quantity, one line per width; call it inside `style()`.
 
     A column is named `quantity/width`, such as "loss/0.25", or for the two ends `quantity_max` and
     `quantity_min`; any other column is a single line. The horizontal axis is the column
     "agent_steps" if there is one, "epoch" if it grows from row to row, else "step". `rows` are from
-    `read_metrics`, and `titles` maps the quantities to draw to the titles of their panels.
-    """
-    write_figure(path, lambda: curves_figure(rows, titles))
-
-
-def curves_figure(rows: Sequence[Mapping[str, float]], titles: Mapping[str, str]) -> Figure:
-    """The figure of `plot_curves`; call it and `figure_bytes` inside `style()`.
-
-    The panels are below each other, so that they can be read on a phone.
+    `read_metrics`, and `titles` maps the quantities to draw to the titles of their panels. The
+    panels are below each other, so that they can be read on a phone.
     """
     from matplotlib.figure import Figure
 

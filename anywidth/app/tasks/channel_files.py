@@ -8,13 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from anywidth.errors import AnywidthError, errors_about
-from anywidth.files import read_json, write_json
+from anywidth.files import read_json
 from anywidth.planning.groups import Plan
 from anywidth.width import ChannelConfig, whole_number
-
-
-def write_channels(path: Path, channels: ChannelConfig) -> None:
-    write_json(path, channels.to_json())
 
 
 def read_channels(path: Path) -> ChannelConfig:

@@ -17,8 +17,8 @@ from anywidth.app.plain_text import visible
 from anywidth.app.runs.metrics import read_metrics
 from anywidth.app.runs.run import Run
 from anywidth.app.runs.settings import to_json
-from anywidth.app.showing.curves import has_curves, plot_curves
-from anywidth.app.showing.figure_style import write_figures
+from anywidth.app.showing.curves import curves_figure, has_curves
+from anywidth.app.showing.figure_style import write_figure, write_figures
 from anywidth.app.showing.plots import latency_figure, spectra_figure, timed_points
 from anywidth.app.showing.report import write_report
 from anywidth.app.tasks.registry import task_of
@@ -154,7 +154,8 @@ def run_report(trained: Trained, baselines: Sequence[Run] = ()) -> Path:
     rows = read_metrics(run.metrics_path) if run.metrics_path.exists() else []
     if has_curves(rows, trained.curves):
         run.plots_folder.mkdir(exist_ok=True)
-        plot_curves(rows, run.plots_folder / "training.png", trained.curves)
+        draw = partial(curves_figure, rows, trained.curves)
+        write_figure(run.plots_folder / "training.png", draw)
     path = run.folder / "report.html"
     write_report(
         path,

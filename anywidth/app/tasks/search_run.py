@@ -11,7 +11,6 @@ from anywidth.app.runs.folder_lock import FolderLock, lock_folder
 from anywidth.app.showing.figure_style import write_figures
 from anywidth.app.showing.output import note
 from anywidth.app.showing.search_results import search_figure
-from anywidth.app.tasks.channel_files import write_channels
 from anywidth.app.tasks.trained import Judging, Trained
 from anywidth.distributed import gathered, rank
 from anywidth.errors import AnywidthError
@@ -181,7 +180,7 @@ def _latencies(trained: Trained, options: SearchOptions) -> LatencyTable:
 def _write(trained: Trained, searched: Searched, out: Path) -> None:
     result = searched.result
     for found in result.found:
-        write_channels(out / channels_file(found.budget), found.best.channels)
+        write_json(out / channels_file(found.budget), found.best.channels.to_json())
     about = {
         "run": str(trained.run.folder),
         "judged_on": searched.judging.judged_on,

@@ -16,11 +16,6 @@ from anywidth.app.tasks.super_resolution.settings import SuperResolutionSettings
 from anywidth.errors import AnywidthError
 
 
-def load_training_pictures(settings: SuperResolutionSettings) -> PicturePairs:
-    """Without those that are held out."""
-    return split_pictures(settings)[0]
-
-
 def split_pictures(settings: SuperResolutionSettings) -> tuple[PicturePairs, PicturePairs | None]:
     """The pictures to train with, and those that a search judges by, if any are held out."""
     folder = BUNDLED / "train"

@@ -28,7 +28,6 @@ from anywidth.app.tasks.super_resolution.networks import build_model
 from anywidth.app.tasks.super_resolution.patches import PatchLoader
 from anywidth.app.tasks.super_resolution.picture_sets import (
     load_evaluation_sets,
-    load_training_pictures,
     split_pictures,
 )
 from anywidth.app.tasks.super_resolution.pictures import (
@@ -92,7 +91,7 @@ def train_run(run: Run, settings: SuperResolutionSettings) -> bool:
     """Train or resume a run until its last step; false if it was interrupted."""
     device = local_device(settings.device)
     precision = arithmetic_of(settings.precision, device)
-    pictures = load_training_pictures(settings)
+    pictures, _ = split_pictures(settings)
     run.keep_data(pictures.facts())
     loader = make_loader(settings, pictures, device)
     sets = load_evaluation_sets(settings)

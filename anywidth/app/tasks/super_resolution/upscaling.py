@@ -18,6 +18,8 @@ from anywidth.training.precision import tf32_arithmetic
 
 Sets = Mapping[str, PicturePairs]
 """Evaluation pictures by the name of their set."""
+Measure = Callable[..., Tensor]
+_METRICS: dict[str, Measure] = {"psnr": psnr, "ssim": ssim}
 
 
 @torch.no_grad()
@@ -59,7 +61,7 @@ def mean_psnr(model: WDSR, sets: Sets, count: int) -> float:
     """PSNR over the first `count` pictures, for validation: SSIM takes longer than the network."""
     pairs = ((p[index], p.scale) for p in sets.values() for index in range(len(p)))
     scores = [
-        _psnr(predict(model, low), high, scale)
+        _score(psnr, predict(model, low), high, scale)
         for (low, high), scale in itertools.islice(pairs, max(1, count))
     ]
     return sum(scores) / len(scores)
@@ -75,16 +77,15 @@ def _evaluate(enlarge: Callable[[Tensor], Tensor], sets: Sets) -> dict[str, floa
     """The mean over all sets, with equal weight per set, and the mean of each set."""
     means: dict[str, dict[str, float]] = {}
     for name, pairs in sets.items():
-        scores: dict[str, list[float]] = {"psnr": [], "ssim": []}
+        scores: dict[str, list[float]] = {metric: [] for metric in _METRICS}
         for index in range(len(pairs)):
             low, high = pairs[index]
             made = enlarge(low)
-            scores["psnr"].append(_psnr(made, high, pairs.scale))
-            scores["ssim"].append(_ssim(made, high, pairs.scale))
+            for metric, measure in _METRICS.items():
+                scores[metric].append(_score(measure, made, high, pairs.scale))
         means[name] = {metric: sum(found) / len(found) for metric, found in scores.items()}
     values = {
-        metric: sum(mean[metric] for mean in means.values()) / len(means)
-        for metric in ("psnr", "ssim")
+        metric: sum(mean[metric] for mean in means.values()) / len(means) for metric in _METRICS
     }
     if len(means) > 1:
         for name, mean in means.items():
@@ -92,9 +93,5 @@ def _evaluate(enlarge: Callable[[Tensor], Tensor], sets: Sets) -> dict[str, floa
     return values
 
 
-def _psnr(made: Tensor, true: Tensor, scale: int) -> float:
-    return float(psnr(luma(made[None]), luma(true[None].to(made.device)), border=scale))
-
-
-def _ssim(made: Tensor, true: Tensor, scale: int) -> float:
-    return float(ssim(luma(made[None]), luma(true[None].to(made.device)), border=scale))
+def _score(measure: Measure, made: Tensor, true: Tensor, scale: int) -> float:
+    return float(measure(luma(made[None]), luma(true[None].to(made.device)), border=scale))
