@@ -268,7 +268,8 @@ def finish(folder: Path, settings: TaskSettings) -> None:
         page = run_report(trained)
     say(f"Report: {page}")
     bundle = folder / "net.anywidth"
-    say("To open a page with a slider over all widths:")
+    several = len(trained.widths) > 1
+    say(f"To open a page {'with a slider over all widths' if several else 'to try it'}:")
     say(f"  {own_command('export', folder, '--out', bundle, *settings.allowance)}")
     say(f"  {own_command('serve', bundle)}")
 

@@ -13,11 +13,13 @@ from anywidth.app.runs.folder_lock import lock_folder
 from anywidth.app.showing.output import note
 from anywidth.app.showing.spectrum_tables import format_width
 from anywidth.app.tasks.channel_files import check_within, read_channels
+from anywidth.app.tasks.registry import open_only, open_trained
 from anywidth.app.tasks.results import saved_spectrum
 from anywidth.app.tasks.trained import Trained
 from anywidth.errors import AnywidthError, errors_about
 from anywidth.measuring.cost import macs, parameter_count
 from anywidth.measuring.deployed_latency import deployed_latencies
+from anywidth.measuring.heartbeat import working
 from anywidth.searching.budgets import Budget, CostKind, shown_cost
 from anywidth.slimming.convert import plan_of
 from anywidth.width import ChannelConfig, Width
@@ -54,23 +56,23 @@ class Wanted:
         return found
 
 
-def ready_width(
-    trained: Trained, wanted: Wanted, with_data: Callable[[], Trained]
+def opened_at(
+    task: str, folder: Path, device: str, wanted: Wanted, **permissions: Any
 ) -> tuple[Any, Width]:
-    """The width that is wanted, and the run with statistics for it.
+    """A finished run of a command's task, and the width that is wanted, with its statistics.
 
-    Args:
-        trained: a finished run; its data need not be loaded.
-        wanted: what was asked for.
-        with_data: opens the run again with its data, if the width has no statistics yet.
+    `permissions` are as for `open_trained`. The run's data is loaded if there are no statistics.
     """
+    with working(f"opening {folder}"):
+        opened = open_only(task, folder, device, **permissions)
     width: Width
     if wanted.channels is not None:
         wanted.limits()  # raises if there are any
-        width = given_channels(trained, wanted.channels)
+        width = given_channels(opened, wanted.channels)
     else:
-        width = max(fitting_widths(trained, wanted))
-    return calibrated(trained, [width], with_data), width
+        width = max(fitting_widths(opened, wanted))
+    found = calibrated(opened, [width], lambda: open_trained(folder, device, **permissions))
+    return found, width
 
 
 def given_channels(trained: Trained, path: Path) -> ChannelConfig:

@@ -49,17 +49,11 @@ def predict(
 
       anywidth predict runs/demo photos/ --budget 2ms --json
     """
-    from anywidth.app.tasks.chosen_width import Wanted, ready_width
-    from anywidth.app.tasks.registry import open_only, open_trained
+    from anywidth.app.tasks.chosen_width import Wanted, opened_at
 
     wanted = Wanted(width, budget, max_macs, max_parameters, channels)
-    with working(f"opening {run}"):
-        opened = open_only("classification", run, device, trust=trust, model=model)
-    trained, chosen = ready_width(
-        opened,
-        wanted,
-        lambda: open_trained(run, device, trust=trust, model=model),
-    )
+    allowed = {"trust": trust, "model": model}
+    trained, chosen = opened_at("classification", run, device, wanted, **allowed)
     files = list(_files(image))
     with trained.at(chosen):
         answers = _classified(trained, files, top)

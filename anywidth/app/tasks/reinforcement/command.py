@@ -50,8 +50,7 @@ def play(
       anywidth play runs/rl --greedy --out best.mp4
     """
     from anywidth.app.showing.spectrum_tables import format_width
-    from anywidth.app.tasks.chosen_width import Wanted, ready_width
-    from anywidth.app.tasks.registry import open_only, open_trained
+    from anywidth.app.tasks.chosen_width import Wanted, opened_at
     from anywidth.app.tasks.reinforcement.environments.recording import (
         check_video_path,
         save_recording,
@@ -59,10 +58,8 @@ def play(
     from anywidth.app.tasks.reinforcement.playing import record_game
 
     check_video_path(out)
-    with working(f"opening {run}"):
-        opened = open_only("reinforcement", run, device, trust=trust)
     wanted = Wanted(width, budget, max_macs, max_parameters, channels)
-    trained, chosen = ready_width(opened, wanted, lambda: open_trained(run, device, trust=trust))
+    trained, chosen = opened_at("reinforcement", run, device, wanted, trust=trust)
     with trained.at(chosen), working(f"playing at width {format_width(chosen)}"):
         game = record_game(
             trained.model,

@@ -39,15 +39,12 @@ def upscale(
       anywidth upscale runs/sr photo.jpg --budget 50ms
     """
     from anywidth.app.showing.spectrum_tables import format_width
-    from anywidth.app.tasks.chosen_width import Wanted, ready_width
-    from anywidth.app.tasks.registry import open_only, open_trained
+    from anywidth.app.tasks.chosen_width import Wanted, opened_at
     from anywidth.app.tasks.super_resolution import picture_files
     from anywidth.app.tasks.super_resolution.upscaling import super_resolve
 
-    with working(f"opening {run}"):
-        opened = open_only("super_resolution", run, device)
     wanted = Wanted(width, budget, max_macs, max_parameters, channels)
-    trained, chosen = ready_width(opened, wanted, lambda: open_trained(run, device))
+    trained, chosen = opened_at("super_resolution", run, device, wanted)
     scale = trained.model.scale
     target = out or image.with_name(f"{image.stem}-x{scale}.png")
     _check_target(target, image)
