@@ -115,7 +115,7 @@ def test_a_study_survives_kills(tmp_path: Path) -> None:
     first, second, third = (broken / "runs" / f"{name}-seed-0" for name in names)
 
     # Ten steps of four widths: on a busy machine one process may begin seconds after the other.
-    process = start(*arguments, broken, "--parallel", "2", PAUSE="0.06")
+    process = start(*arguments, broken, "--parallel", "2", PAUSE="0.3")
     for folder in (first, second):
         wait_for_step(process, folder / "metrics.csv", 2)
     process.send_signal(signal.SIGTERM)
