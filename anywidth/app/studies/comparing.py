@@ -82,6 +82,10 @@ class Results:
     def words(self) -> Words:
         return _WORDS[self.metric]
 
+    def describe(self, metric: str) -> Metric:
+        """How a metric is shown, also one of a single picture set."""
+        return Spectrum("", (), described=self.described).describe(metric)
+
     def seeds(self, line: Line) -> Mapping[int, Spectrum]:
         if line not in self.spectra:
             raise AnywidthError(f"no results for {line}: expected one of {list(self.spectra)}")

@@ -113,12 +113,8 @@ def _heading(study: Study) -> str:
 
 
 def _in_words(results: Results, metric: str) -> str:
-    label = _describe(results, metric).label
+    label = results.describe(metric).label
     return label.replace(", %", " in percent").replace(", dB", " in dB")
-
-
-def _describe(results: Results, metric: str) -> Metric:
-    return Spectrum("", (), described=results.described).describe(metric)
 
 
 def _table(study: Study, network: Network, results: Results, metric: str) -> list[str]:
@@ -134,7 +130,7 @@ def _table(study: Study, network: Network, results: Results, metric: str) -> lis
         line = (network.name, setting.label)
         ours = [_cell(results, line, width, metric) for width in columns]
         means = list(results.means(line, common, metric).values())
-        rows.append([setting.label, *ours, format_mean(means, _describe(results, metric))])
+        rows.append([setting.label, *ours, format_mean(means, results.describe(metric))])
         printed = results.paper.get(line)
         if printed:
             theirs = [f"*{printed[w]:.1f}*" if w in printed else "" for w in columns]
@@ -146,7 +142,7 @@ def _table(study: Study, network: Network, results: Results, metric: str) -> lis
 
 def _cell(results: Results, line: Line, width: float, metric: str) -> str:
     """The mean over the seeds with their deviation, or one seed with its own standard error."""
-    shown = _describe(results, metric)
+    shown = results.describe(metric)
     points = [
         point
         for one in results.seeds(line).values()
