@@ -131,6 +131,7 @@ class NormRecord(Record):
         entry = self.bank.get(config)
         if entry is None or not entry.ready:
             return False
+        self.settle()  # those that follow the weights may be too old to belong to them
         now = self.weights.fingerprint()
         return now is None or self.weights.belong_to(entry.made_with, now)
 

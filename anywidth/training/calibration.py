@@ -32,6 +32,7 @@ from anywidth.slimming.norm_statistics import (
 )
 from anywidth.slimming.state import check_layers, state_of
 from anywidth.training.calibration_batches import calibration_batches, samples_in
+from anywidth.training.inputs_kept import inputs_kept
 from anywidth.training.repeated_norms import RepeatedNorms
 from anywidth.width import ChannelConfig, Width, is_number, whole_number, width_list
 
@@ -126,7 +127,7 @@ def calibrate(
                 norm.__dict__["momentum"] = share
             for config in mine:
                 set_width(model, config)
-                with _finding_last_norm(model, state.weights, passes == 0):
+                with _finding_last_norm(model, state.weights, passes == 0), inputs_kept(inputs):
                     run(model, inputs)
                 is_first = seen == count and config == mine[0] and forward is None
                 if is_first and repeated.found(norms):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable
@@ -58,34 +59,45 @@ def soft_cross_entropy(
 
 
 Distill = Callable[..., Tensor]
-"""(output, teacher's output) → scalar, perhaps with the keyword-only arguments of `extras_of`."""
+"""(output, teacher's output) → scalar, perhaps with further arguments: those of `extras_of`."""
 
 _EXTRAS = ("targets", "config")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def extras_of(distill: Distill) -> tuple[str, ...]:
-    """What a distillation asks for besides two outputs: its keyword-only arguments."""
+    """What a distillation gets besides two outputs: its further arguments of known names.
+
+    An argument with a default gets it too: the default would silently take its place.
+    """
     function = distill.forward if isinstance(distill, nn.Module) else distill
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # a builtin function does not say
         return ()
-    needed = [p for p in parameters if p.default is p.empty]
-    asked = [p.name for p in needed if p.kind is p.KEYWORD_ONLY]
-    for third in [p.name for p in needed if p.kind in _POSITIONAL][2:]:
+    for third in [p for p in parameters if p.kind in _POSITIONAL and p.default is p.empty][2:]:
         raise AnywidthError(
-            f"distill takes {third!r} as a third positional argument: expected (output, teacher's "
-            "output), and further arguments by keyword, as in def distill(output, teacher, *, "
-            "targets)"
+            f"distill takes {third.name!r} as a third positional argument: expected (output, "
+            "teacher's output), and further arguments by keyword, as in def distill(output, "
+            "teacher, *, targets)"
         )
-    for name in asked:
-        if name not in _EXTRAS:
+    further = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    further += [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD][2:]
+    for one in further:
+        if one.default is one.empty and one.name not in _EXTRAS:
             raise AnywidthError(
-                f"distill needs a keyword argument {name!r}: it may ask for {' and '.join(_EXTRAS)}"
-                "; give others a default, or use functools.partial"
+                f"distill needs a keyword argument {one.name!r}: it may ask for "
+                f"{' and '.join(_EXTRAS)}; give others a default, or use functools.partial"
             )
-    return tuple(asked)
+    chosen = _chosen(function)
+    return tuple(p.name for p in further if p.name in _EXTRAS and p.name not in chosen)
+
+
+def _chosen(function: Any) -> set[str]:
+    """The keyword arguments that a `functools.partial` has already."""
+    if not isinstance(function, functools.partial):
+        return set()
+    return {*function.keywords, *_chosen(function.func)}
 
 
 def ignoring(distill: Callable[..., Tensor], index: int) -> Distill:

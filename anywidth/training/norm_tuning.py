@@ -30,6 +30,7 @@ from anywidth.training.calibration_batches import moved
 from anywidth.training.distillation import Distill
 from anywidth.training.engine.passes import Loss, Objective, detached
 from anywidth.training.engine.trees import call
+from anywidth.training.inputs_kept import inputs_kept
 from anywidth.training.step_checks import distillation_for
 from anywidth.width import ChannelConfig, Width, is_number, whole_number, width_list
 
@@ -193,7 +194,8 @@ def _train(
                     group["lr"] = learning_rate * (1 if total is None else 1 - done / total)
                 teacher = None if objective.distill is None else _taught(model, full, inputs)
                 for config, tensors in by_config.items():
-                    found, _ = objective.forward(model, config, inputs, targets, teacher)
+                    with inputs_kept(inputs):
+                        found, _ = objective.forward(model, config, inputs, targets, teacher)
                     gradients = torch.autograd.grad(found, tensors, allow_unused=True)
                     for tensor, gradient in zip(tensors, gradients, strict=True):
                         tensor.grad = gradient

@@ -23,6 +23,11 @@ def watch(optimizers: Sequence[torch.optim.Optimizer]) -> None:
         stepping.register_step_post_hook(_note)
 
 
+def is_watched(optimizer: torch.optim.Optimizer) -> bool:
+    stepping = getattr(optimizer, "optimizer", optimizer)
+    return _refuse_twice in stepping._optimizer_step_pre_hooks.values()
+
+
 def mark_spent(parameters: Iterable[nn.Parameter], by_step: bool) -> None:
     for gradient in _gradients(parameters):
         setattr(gradient, _SPENT, (gradient._version, by_step))

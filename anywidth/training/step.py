@@ -21,9 +21,10 @@ from anywidth.training.engine.eager import EagerEngine
 from anywidth.training.engine.graphs import GraphEngine
 from anywidth.training.engine.passes import Loss, Objective, trained_parameters
 from anywidth.training.gpu.fast_layers import use_kernels
+from anywidth.training.inputs_kept import inputs_kept
 from anywidth.training.precision import dtype_by_device
 from anywidth.training.sampling import Sampling, sample_widths
-from anywidth.training.spent_gradients import check_spent, mark_fresh, mark_spent, watch
+from anywidth.training.spent_gradients import check_spent, is_watched, mark_fresh, mark_spent, watch
 from anywidth.training.step_checks import (
     check_first_batch,
     check_optimizers,
@@ -99,8 +100,8 @@ class SandwichStep:
             not reach them. With None nothing watches over that.
         loss: (output, targets) → scalar, for the full width.
         distill: (output, full width's output) → scalar, for narrower widths, such as F.mse_loss
-            for regression. It may ask for the targets and the `ChannelConfig` of its width by
-            keyword-only arguments: def distill(output, full, *, targets, config). `"auto"` is
+            for regression. It gets the targets and the `ChannelConfig` of its width too, if it has
+            arguments of these names: def distill(output, full, *, targets, config). `"auto"` is
             `soft_cross_entropy` if the loss is known to be a cross entropy over classes, or a
             `TokenLoss`; for any other loss, pass a distillation. None trains every width on the
             true targets.
@@ -190,7 +191,7 @@ class SandwichStep:
             )
         self.model = model
         self.network = network
-        self.optimizer: Any = optimizer
+        self._optimizer: Any = optimizer
         self.optimizers = optimizers
         self.sampling = widths
         self.weights = weights
@@ -200,8 +201,6 @@ class SandwichStep:
         self._is_new = True
         self._visited: set[ChannelConfig] = set()
         self.parameters = trained_parameters(model, optimizers)
-        watch(optimizers)
-        leave_untrained_channels(network, state_of(network).plan, widths, optimizers)
         self._modes = TrainingModes(model)
         # What FSDP shards has no memory of its own for graphs and kernels to use.
         on_gpu = all(p.is_cuda and not is_sharded(p) for p in model.parameters())
@@ -212,12 +211,37 @@ class SandwichStep:
         objective = Objective(loss, distillation, truth, self.autocast)
         self.ema = None if ema_decay is None else WeightAverage(model, ema_decay)
         self.teaching = Teaching(teacher, model, self.ema, objective)
-        if self.ema is not None:
-            update_after(optimizers, self.ema)
+        self._follow_optimizers()
         if _uses_graphs(engine, on_gpu):
             self.engine: EagerEngine | GraphEngine = GraphEngine(model, self.parameters, objective)
         else:
             self.engine = EagerEngine(model, objective)
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer, or several, as they were given."""
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, other: Any) -> None:
+        raise AnywidthError(
+            f"step.optimizer = {type(other).__name__}: a step keeps its optimizer. Make a new "
+            "SandwichStep with the other one, and continue with its "
+            "load_state_dict(step.state_dict())"
+        )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy of a step: torch copies optimizers without the hooks that follow their steps."""
+        self.__dict__.update(state)
+        if not all(map(is_watched, self.optimizers)):
+            self._follow_optimizers()
+
+    def _follow_optimizers(self) -> None:
+        plan = state_of(self.network).plan
+        watch(self.optimizers)
+        leave_untrained_channels(self.network, plan, self.sampling, self.optimizers)
+        if self.ema is not None:
+            update_after(self.optimizers, self.ema)
 
     def __call__(self, inputs: Any, targets: Any = None) -> StepResult:
         """Run one step: `backward` from zero gradients, then the optimizer's step.
@@ -283,6 +307,7 @@ class SandwichStep:
         with (
             torch.cuda.device_of(next(self.model.parameters())),
             frozen_norms_named(self.model),
+            inputs_kept(inputs),
         ):
             if self._is_new:
                 self.teaching.check(inputs)

@@ -48,6 +48,8 @@ class WeightAverage:
         with without_graphs(model):
             self._copy = copy.deepcopy(model).requires_grad_(False).eval()
         drop_fast_paths(self._copy)  # it runs at one width, for which PyTorch's layers do
+        self._averages: dict[str, Tensor] = {}
+        self._start()
 
     @property
     def network(self) -> nn.Module:
@@ -62,16 +64,22 @@ class WeightAverage:
         if next(self._copy.parameters()).device != device:
             self._copy.to(device)
         self._copy_rest()
-        for own, source in self._pairs():
-            own.copy_(source)
+        for own, source in zip(self._copy.parameters(), self._source.parameters(), strict=True):
+            own.data = source.detach().clone()  # it may have another dtype by now
+        self._start()
 
     @torch.no_grad()
     def update(self) -> None:
         """Move the average towards the network's present weights."""
         self.updates += 1
         share = 1 - min(self.decay, (1 + self.updates) / (10 + self.updates))
-        pairs = self._pairs()
-        torch._foreach_lerp_([own for own, _ in pairs], [source for _, source in pairs], share)
+        averages = list(self._averages.values())
+        now = [
+            source.detach().to(average)
+            for source, average in zip(self._source.parameters(), averages, strict=True)
+        ]
+        torch._foreach_lerp_(averages, now, share)
+        self._show()
         self._copy_rest()
 
     def copy_to(
@@ -94,11 +102,10 @@ class WeightAverage:
                 "training batches, as for anywidth.calibrate"
             )
         held = dict(model.named_parameters())
-        averages = dict(self._copy.named_parameters())
-        _check_names(averages, held, "this network")
+        _check_names(self._averages, held, "this network")
         before = {name: parameter.detach().clone() for name, parameter in held.items()}
         try:
-            _put(held, averages)
+            _put(held, self._averages)
             if loader is not None and widths:
                 calibrate(model, loader, widths, **options)
         except BaseException:
@@ -107,7 +114,7 @@ class WeightAverage:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averages and the number of updates, as tensors."""
-        weights = {_WEIGHTS + n: p.detach() for n, p in self._copy.named_parameters()}
+        weights = {_WEIGHTS + name: one.detach() for name, one in self._averages.items()}
         return {_UPDATES: torch.tensor(self.updates), **weights}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -116,15 +123,29 @@ class WeightAverage:
         if not isinstance(updates, Tensor) or updates.numel() != 1:
             raise AnywidthError("this is no state of a WeightAverage: it has no number of updates")
         given = {n.removeprefix(_WEIGHTS): t for n, t in state.items() if n != _UPDATES}
-        held = dict(self._copy.named_parameters())
-        _check_names(given, held, "the network of this WeightAverage")
+        _check_names(given, self._averages, "the network of this WeightAverage")
         self.restart()
-        _put(held, given)
+        _put(self._averages, given)
+        self._show()
         self.updates = int(updates)
 
-    def _pairs(self) -> list[tuple[Tensor, Tensor]]:
-        pairs = zip(self._copy.parameters(), self._source.parameters(), strict=True)
-        return [(own, source.detach()) for own, source in pairs]
+    def _start(self) -> None:
+        """Take the averages from the copy: its own parameters, if these are exact enough.
+
+        In half precision most updates would be rounded away, because each is a small share.
+        """
+        self._averages = {
+            name: parameter.to(torch.promote_types(parameter.dtype, torch.float32))
+            for name, parameter in self._copy.named_parameters()
+        }
+
+    def _show(self) -> None:
+        """Put averages of a higher precision into the copy."""
+        for parameter, average in zip(
+            self._copy.parameters(), self._averages.values(), strict=True
+        ):
+            if parameter is not average:
+                parameter.copy_(average)
 
     def _copy_rest(self) -> None:
         """Buffers follow the network, except statistics, which belong to its weights."""

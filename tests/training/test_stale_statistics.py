@@ -272,3 +272,16 @@ def test_a_compiled_network_with_other_weights_is_uncalibrated() -> None:
         with aw.at_width(model, 0.5), pytest.raises(aw.AnywidthError, match="calibrate"):
             compiled(IMAGES)
     torch._dynamo.reset()
+
+
+def test_a_width_left_untrained_for_long_is_not_saved_as_calibrated(tmp_path: Path) -> None:
+    """No evaluation came between, which would have noticed it."""
+    model = trained(network())
+    trained(model, 150, widths=aw.Sampling("fixed", widths=(1.0,)))
+    aw.save(model, tmp_path / "network.safetensors")
+    other = network()
+    aw.load(other, tmp_path / "network.safetensors")
+    assert aw.calibrated_widths(model) == aw.calibrated_widths(other) == [1.0]
+    assert_refused(other, 0.25)
+    with pytest.warns(UserWarning, match="not calibrated"):
+        aw.extract(model, 0.25)

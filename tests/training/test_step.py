@@ -372,3 +372,13 @@ def test_outputs_keep_their_class() -> None:
     assert isinstance(kept, Named)
     assert not kept.logits.requires_grad
     assert output.logits.requires_grad
+
+
+def test_another_optimizer_needs_another_step() -> None:
+    """The step would silently go on with the first one."""
+    model = converted()
+    first = torch.optim.SGD(model.parameters(), 0.1)
+    step = aw.SandwichStep(model, first, F.cross_entropy)
+    with pytest.raises(aw.AnywidthError, match="load_state_dict"):
+        step.optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    assert step.optimizer is first

@@ -78,6 +78,8 @@ def test_what_a_distillation_asks_for() -> None:
     assert extras_of(one) == ("targets",)
     assert extras_of(partial(one, targets=3)) == ()
     assert extras_of(Module()) == ("config",)
+    assert extras_of(lambda output, full, *, targets=None, temperature=1.0: output) == ("targets",)
+    assert extras_of(lambda output, full, config=None: output) == ("config",)
     assert extras_of(F.mse_loss) == extras_of(torch.dist) == ()
     for wrong, word in ((positional, "targets"), (other, "images")):
         with pytest.raises(aw.AnywidthError, match=word):

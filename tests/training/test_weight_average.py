@@ -140,3 +140,63 @@ def test_a_decay_that_is_none_is_named(decay) -> None:
 def test_an_average_needs_an_optimizer() -> None:
     with pytest.raises(aw.AnywidthError, match="optimizer"):
         aw.SandwichStep(converted(), None, F.cross_entropy, ema_decay=0.9)
+
+
+def test_an_average_of_half_precision_weights_does_not_stand_still() -> None:
+    """An update of bfloat16 by a thousandth of the difference is rounded away."""
+    model = without_norms_converted().bfloat16()
+    average = aw.WeightAverage(model, 0.999)
+    average.updates = 10**6
+    before = average.network[1].weight.float()  # type: ignore[index]
+    with torch.no_grad():
+        model[1].weight.add_(1.0)  # type: ignore[index]
+    now = model[1].weight.float()  # type: ignore[index]
+    for _ in range(500):
+        average.update()
+    share = 0.999**500
+    expected = share * before + (1 - share) * now
+    found = average.network[1].weight  # type: ignore[index]
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, atol=0.01, rtol=0.01)
+
+    other = aw.WeightAverage(copy.deepcopy(model), 0.999)
+    other.load_state_dict(average.state_dict())
+    for one in (average, other):
+        one.update()
+    assert_equal(average, other)
+
+
+def assert_equal(one: aw.WeightAverage, other: aw.WeightAverage) -> None:
+    mine, its = one.state_dict(), other.state_dict()
+    assert all(torch.equal(mine[name], its[name]) for name in mine)
+    torch.testing.assert_close(weights(one.network), weights(other.network), rtol=0, atol=0)
+
+
+def without_norms_converted() -> nn.Module:
+    torch.manual_seed(0)
+    return converted(without_norms())
+
+
+def test_it_follows_a_network_that_is_cast_before_its_first_step() -> None:
+    model = converted()
+    step = step_of(model, ema_decay=0.5)
+    model.double()
+    images, labels = images_and_labels(16)
+    step(images.double(), labels)
+    assert step.ema is not None
+    assert step.ema.network[0].weight.dtype == torch.float64  # type: ignore[index]
+
+
+def test_a_copy_of_a_step_has_an_average_of_its_own() -> None:
+    step = step_of(converted(), ema_decay=0.9)
+    train(step, range(2))
+    twin = copy.deepcopy(step)
+    train(twin, range(2, 4))
+    assert step.ema is not None and twin.ema is not None
+    assert (step.ema.updates, twin.ema.updates) == (2, 4)
+    train(step, range(2, 4))
+    assert_equal(step.ema, twin.ema)
+    torch.testing.assert_close(weights(step.model), weights(twin.model), rtol=0, atol=0)
+    assert copy.copy(step).ema is step.ema
+    train(step, range(4, 5))
+    assert step.ema.updates == 5
