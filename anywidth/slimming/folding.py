@@ -37,14 +37,18 @@ def _bake_weight_norm(module: nn.Module) -> None:
 
 @torch.no_grad()
 def _merge(layer: nn.Linear | _ConvNd, norm: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
-    """norm(w x + b) = (s w) x + s (b - mean) + shift, with s = weight / sqrt(variance + eps)."""
+    """norm(w x + b) = (s w) x + s (b - mean) + shift, with s = weight / sqrt(variance + eps).
+
+    The norm may be kept in a higher precision than the layer, whose own dtype the result has.
+    """
+    dtype = layer.weight.dtype
     scale = torch.rsqrt(variance + norm.eps)
     if norm.weight is not None:
         scale = scale * norm.weight
     shift = -mean if layer.bias is None else layer.bias - mean
     bias = scale * shift if norm.bias is None else scale * shift + norm.bias
-    layer.weight = nn.Parameter(_scaled(layer, scale), layer.weight.requires_grad)
-    layer.bias = nn.Parameter(bias, layer.weight.requires_grad)
+    layer.weight = nn.Parameter(_scaled(layer, scale).to(dtype), layer.weight.requires_grad)
+    layer.bias = nn.Parameter(bias.to(dtype), layer.weight.requires_grad)
 
 
 def _scaled(layer: nn.Linear | _ConvNd, scale: Tensor) -> Tensor:

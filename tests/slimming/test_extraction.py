@@ -278,7 +278,20 @@ class WithoutTheLayer(nn.Module):
         return self.head(self.norm(nn.functional.conv2d(x, self.conv.weight)))
 
 
+class Penalised(nn.Module):
+    """Adds the size of a layer's weight, which folding would change, to its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16)
+        self.head = nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.conv(x))) + self.conv.weight.abs().mean()
+
+
 UNFOLDABLE = {
+    "a weight that is read again": Penalised(),
     "a weight used without its layer": WithoutTheLayer(),
     "a norm that also activates": nn.Sequential(
         nn.Conv2d(3, 16, 3), LeakyNorm(16), nn.Conv2d(16, 4, 1)
@@ -290,6 +303,18 @@ UNFOLDABLE = {
         nn.Conv2d(3, 16, 3), nn.Flatten(2), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)
     ),
 }
+
+
+def test_a_norm_of_higher_precision_is_folded_into_the_layers_own() -> None:
+    """Norms are often kept in float32 beside layers in half precision."""
+    x = torch.randn(IMAGE)
+    model = convert(nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 4, 1)), x)
+    stir(model, (x,))
+    aw.calibrate(model, [x], [0.5])
+    model.bfloat16()[1].float()  # type: ignore[index]
+    folded, plain = (aw.extract(model, 0.5, fold=fold).eval() for fold in (True, False))
+    assert {parameter.dtype for parameter in folded.parameters()} == {torch.bfloat16}
+    torch.testing.assert_close(folded(x.bfloat16()), plain(x.bfloat16()), rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("name", UNFOLDABLE)

@@ -192,7 +192,8 @@ def test_a_copy_of_a_step_has_an_average_of_its_own() -> None:
     train(step, range(2))
     twin = copy.deepcopy(step)
     train(twin, range(2, 4))
-    assert step.ema is not None and twin.ema is not None
+    assert step.ema is not None
+    assert twin.ema is not None
     assert (step.ema.updates, twin.ema.updates) == (2, 4)
     train(step, range(2, 4))
     assert_equal(step.ema, twin.ema)

@@ -21,16 +21,24 @@ Chains = list[tuple[str, str, str]]
 def folds(makers: Sequence[Maker], exported: Any) -> Pairs:
     """(layer, batch norm) in which only the norm reads the layer's output.
 
-    `makers` are the calls of layers in this graph.
+    Nothing else may read the parameters of either, because folding changes them. `makers` are the
+    calls of layers in this graph.
     """
     times = Counter(maker.layer for maker in makers)
     layers = {m.node: m.layer for m in makers if m.can_fold and m.layer and times[m.layer] == 1}
     found = []
     for norm in _norms(exported):
         read = norm.args[0]
-        if isinstance(read, Node) and read in layers and len(read.users) == 1 and layer_of(norm):
+        if not isinstance(read, Node) or read not in layers or not layer_of(norm):
+            continue
+        if len(read.users) == 1 and _reads_alone(read) and _reads_alone(norm):
             found.append((layers[read], layer_of(norm)))
     return found
+
+
+def _reads_alone(call: Node) -> bool:
+    """Whether no other operation reads the parameters of a call."""
+    return all(len(one.users) == 1 for one in call.all_input_nodes if one is not call.args[0])
 
 
 def activations_and_prologues(exports: Exports) -> tuple[Pairs, Chains]:
