@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Literal, get_args
 
 from anywidth.errors import AnywidthError
@@ -57,7 +58,8 @@ class Budget:
                 f"a budget of {text!r}: expected a number with one of the units {units}, such as "
                 f"{example}"
             )
-        return Budget(kind, float(number) * _FACTORS[unit])
+        # In decimals: 2.01 * 1e6 is less than 2,010,000, which a network may cost.
+        return Budget(kind, float(Decimal(number) * Decimal(str(_FACTORS[unit]))))
 
     def __str__(self) -> str:
         return shown_cost(self.kind, self.amount)

@@ -150,10 +150,13 @@ class _Way:
 def _refined(
     choices: Choices, judge: Judge, cost: Cost, target: float, front: Sequence[ChannelConfig]
 ) -> list[ChannelConfig]:
-    """The first configuration of the front within a budget, also with the budget used up."""
-    within = next((config for config in front if cost(config) <= target), None)
-    if within is None:
-        return []
+    """The first configuration of the front within a budget, also with the budget used up.
+
+    If a latency stops the front above the budget, because a wider group is faster, it is the
+    cheapest configuration.
+    """
+    fitting = (config for config in front if cost(config) <= target)
+    within = next(fitting, choices.cheapest(cost))
     return [fill(choices, judge, cost, within, target), within]
 
 

@@ -58,9 +58,11 @@ class Finalists:
         answers = []
         for budget, finalists in chosen.items():
             reference = uniform[budget]
-            if measured is not None:
-                most = max(_LATE * budget.amount, costs(reference))
-                finalists = [one for one in finalists if costs(one) <= most]
+            most = budget.amount * (1.0 if measured is None else _LATE)
+            if self._cost(reference) <= budget.amount:
+                most = max(most, costs(reference))
+            within = [one for one in finalists if costs(one) <= most]
+            finalists = within or [min(finalists, key=costs)]
             self._judge.judge_all(finalists, "exact")
             best = min(finalists, key=self._judge.exact_score)
             self._judge.prepare(best)

@@ -33,7 +33,8 @@ class Judge:
     """Evaluates configurations of one network and remembers the answers, also in a file.
 
     A search asks the same questions in the same order. So if it was killed, it gets the answers
-    from the file and continues where it was.
+    from the file and continues where it was. The few exact answers are found again, because they
+    also depend on the calibration data.
 
     Ranks share the work and all get the same answers. Each must ask the same questions in the same
     order. An interrupt of one rank raises KeyboardInterrupt in all of them at the same question.
@@ -130,6 +131,11 @@ class Judge:
                 f"search(metric={self._wanted!r}): evaluate(model) returned {list(metrics)}; name "
                 "one of these"
             )
+        if not math.isfinite(metrics[name]):
+            raise AnywidthError(
+                f"evaluate(model) returned {name} = {metrics[name]} for the widest network, so "
+                "nothing can be compared: look at the images it judges by and at the weights"
+            )
         return name
 
     # ---- the file ---------------------------------------------------------------------------
@@ -140,7 +146,8 @@ class Judge:
         if self._notes is not None and rank() == 0:
             from anywidth.files import write_json
 
-            write_json(self._notes, {"network": self._network, "known": self._known})
+            known = {key: found for key, found in self._known.items() if _is_kept(key)}
+            write_json(self._notes, {"network": self._network, "known": known})
 
     def _read(self, notes: Path) -> None:
         from anywidth.files import read_json
@@ -155,6 +162,7 @@ class Judge:
             known = {
                 str(key): {str(name): float(value) for name, value in metrics.items()}
                 for key, metrics in data["known"].items()
+                if _is_kept(key)
             }
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise AnywidthError(
@@ -189,10 +197,15 @@ def _key(kind: Kind, config: ChannelConfig) -> str:
     return f"{kind} {json.dumps(config.to_json(), sort_keys=True)}"
 
 
+def _is_kept(key: str) -> bool:
+    """Whether an answer goes into the file: those by batch statistics do."""
+    return key.startswith("batch")
+
+
 def network_fingerprint(model: nn.Module) -> str:
     """Tells the weights of a network from others."""
     digest = hashlib.sha256(json.dumps(state_of(model).plan.full.to_json()).encode())
     for name, parameter in model.named_parameters():
-        flat = parameter.detach().double()
-        digest.update(f"{name} {float(flat.sum()):.12e} {float(flat.abs().sum()):.12e}".encode())
+        digest.update(f"{name} {parameter.dtype}".encode())
+        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return digest.hexdigest()[:32]

@@ -72,7 +72,8 @@ class Statistics:
         """Copy other statistics into these tensors, because a CUDA graph writes to them."""
         for held, value in zip(self.tensors(), other.tensors(), strict=True):
             held.copy_(value)
-        self.label, self.ready, self.made_with = other.label, other.ready, other.made_with
+        self.ready, self.made_with = other.ready, other.made_with
+        self.label = self.label if other.label is None else other.label
         self.affine = other.affine
 
     def follow(self, norm: nn.Module) -> None:

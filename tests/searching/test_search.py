@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +14,9 @@ from torch import Tensor, nn
 
 import anywidth as aw
 from anywidth.searching.choices import Choices
+from anywidth.searching.latency_fit import layer_terms
+from anywidth.searching.latency_table import LatencyTable
+from anywidth.searching.probes import network_key
 from anywidth.slimming.norm_statistics import batch_statistics
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
@@ -301,3 +305,68 @@ def test_batch_statistics_leave_no_trace(trained: nn.Module) -> None:
         with pytest.raises(aw.AnywidthError, match="calibrate"):
             trained(images)
     assert all(torch.equal(tensor, before[name]) for name, tensor in trained.state_dict().items())
+
+
+def test_exact_answers_are_those_of_this_calibration(trained: nn.Module, tmp_path: Path) -> None:
+    """Notes of a search with other calibration data have other exact answers."""
+    notes, budget = tmp_path / "notes.json", macs(trained, 0.3)
+    aw.search(
+        trained, evaluate, budget, progress=False, notes=notes,
+        calibration=[3 * images + 1 for images, _ in CALIBRATION],
+    )  # fmt: skip
+    assert searched(trained, budget, notes=notes).found == searched(trained, budget).found
+
+
+def test_notes_of_the_same_weights_in_another_order_are_refused(
+    trained: nn.Module, tmp_path: Path
+) -> None:
+    """The widest network is the same, and no other width is."""
+    notes = tmp_path / "notes.json"
+    searched(trained, macs(trained, 0.5), notes=notes)
+    turned = copy.deepcopy(trained)
+    with torch.no_grad():
+        first, norm, second = turned[0][0], turned[0][1], turned[1][0]  # type: ignore[index]
+        for tensor in (first.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var):
+            tensor.copy_(tensor.flip(0))
+        second.weight.copy_(second.weight.flip(1))
+    with pytest.raises(aw.AnywidthError, match="weights"):
+        searched(turned, macs(turned, 0.5), notes=notes)
+
+
+def test_a_judge_that_fails_is_named(trained: nn.Module) -> None:
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(aw.AnywidthError, match="widest"):
+            searched(trained, macs(trained, 0.5), evaluate=lambda model, v=value: {"loss": v})
+
+
+def test_a_budget_is_met_to_the_last_multiply_add() -> None:
+    """2.01 * 1e6 is less than 2,010,000."""
+    for hundredths in range(1, 3000):
+        found = aw.Budget.parse("macs", f"{hundredths / 100}M")
+        assert found.amount == 10_000 * hundredths
+
+
+def costing(model: nn.Module, first: float, second: float) -> LatencyTable:
+    """A table of another device, on which a channel of two layers takes so many milliseconds."""
+    plan = aw.plan_of(model)
+    layers = dict.fromkeys(layer_terms(plan, plan.full, 1), (0.0, 0.0, 0.0, 0.0))
+    layers |= {"0.0": (first, 0.0, 0.0, 0.0), "1.0": (second, 0.0, 0.0, 0.0)}
+    return LatencyTable("another", network_key(plan), 10.0, 1, layers, 0.0, plan)
+
+
+@pytest.mark.parametrize("method", ["greedy", "evolution"])
+def test_a_budget_that_no_uniform_width_meets_is_met(trained: nn.Module, method: str) -> None:
+    """Where a wide layer is the faster one, every uniform width may be too slow."""
+    table = costing(trained, -0.1, 0.2)
+    cheapest = Choices(aw.plan_of(trained)).cheapest(table.predict)
+    budget = aw.Budget("milliseconds", table.predict(cheapest) + 0.1)
+    assert table.predict(aw.plan_of(trained).narrowest) > budget.amount
+
+    def prefers_uniform(model: nn.Module) -> dict[str, float]:
+        return {"loss": float(model[0][0].weight.shape[0])}  # type: ignore[index]
+
+    found = aw.search(
+        trained, prefers_uniform, budget, calibration=CALIBRATION, latencies=table, method=method,
+        share=0.5, population=4, generations=1, progress=False,
+    ).found[0]  # fmt: skip
+    assert found.best.cost <= budget.amount < found.uniform.cost

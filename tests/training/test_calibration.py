@@ -392,3 +392,11 @@ def test_statistics_made_in_inference_mode_can_be_trained_on(model: nn.Module) -
         model(*batches_of([8]))
     after = statistics_to_tensors(model)[0]
     assert any(not torch.equal(tensor, before[name]) for name, tensor in after.items())
+
+
+def test_a_width_keeps_its_name_if_it_is_calibrated_as_a_configuration() -> None:
+    model = converted()
+    batches = batches_of([8, 8])
+    aw.calibrate(model, batches, [0.25, 0.5])
+    aw.calibrate(model, batches, [aw.plan_of(model).resolve(0.5)])
+    assert aw.calibrated_widths(model) == [0.25, 0.5, 1.0]
