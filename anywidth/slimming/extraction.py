@@ -116,7 +116,7 @@ def _warn_if_uncalibrated(
     model: nn.Module, config: ChannelConfig, is_full: bool, width: Width
 ) -> None:
     records = norm_records(model).values()
-    if not is_full and not all(record.is_ready(config) for record in records):
+    if not all(not r.lacks_full if is_full else r.is_ready(config) for r in records):
         warnings.warn(
             f"extracting width {width} whose batch-norm statistics were not calibrated with these "
             "weights: it takes the first channels of the full width's. To evaluate it, call "

@@ -98,6 +98,7 @@ class NormRecord(Record):
         self.config: ChannelConfig | None = None
         self.is_full = True
         self.label: float | None = None
+        self.lacks_full = False  # the buffers are not of these weights: an average has no others
         self.is_lenient = False
         self.uses_batches = False  # each batch is normalised by its own statistics
         self.is_calibrating = False  # in training mode, but only for statistics
@@ -226,6 +227,11 @@ class NormRecord(Record):
 
     def missing(self) -> MissingStatisticsError:
         """The error for evaluating the current width."""
+        if self.is_full:
+            return MissingStatisticsError(
+                "batch norm has no statistics for these weights at full width. Call "
+                "anywidth.calibrate(network, loader, widths=[1.0]) first"
+            )
         ready = [entry.label for config, entry in self.bank.items() if self.is_ready(config)]
         known = sorted(label for label in ready if label is not None)
         width = "this configuration" if self.label is None else f"width {self.label}"
@@ -361,6 +367,8 @@ def reading_statistics(name: str) -> Callable[[nn.Module], Tensor | None]:
         if record.uses_batches:
             return None
         if record.is_full:
+            if record.lacks_full and not (self.training or record.is_lenient):
+                raise record.missing()
             return self._buffers[name]
         entry = record.bank.get(record.config)  # type: ignore[arg-type]
         if self.training:
@@ -402,6 +410,7 @@ def loading_statistics(plain: type[nn.Module]) -> Callable[..., None]:
             plain._load_from_state_dict(self, *arguments)
         finally:
             record.is_full = is_full
+        record.lacks_full = False
         if not all(_is_same(self._buffers[n], v) for n, v in zip(names, values, strict=True)):
             for entry in record.bank.values():
                 entry.ready = entry.ready and entry.made_with is not None

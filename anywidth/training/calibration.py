@@ -175,6 +175,7 @@ def _store(
         entry.ready, entry.made_with = True, made_with
         if config == state.plan.full:
             _put_into_buffers(norm, entry)
+            record.lacks_full = False
         else:
             record.file(config, entry)
 
@@ -185,12 +186,13 @@ def calibrated_widths(model: nn.Module) -> list[Width]:
     A network without batch norm can be evaluated at every width; for it the list is empty.
     """
     plan = plan_of(model)
-    full: Width = 1.0 if plan.widths.high == 1.0 else plan.full
     records = list(norm_records(model).values())
+    ends = [] if any(r.lacks_full for r in records) else [plan.full]
+    full: list[Width] = [1.0] if ends and plan.widths.high == 1.0 else [*ends]
     for record in records[:1]:
         ready = [(c, e) for c, e in record.bank.items() if all(r.is_ready(c) for r in records)]
         named = sorted(e.label for _, e in ready if e.label is not None)
-        return [*named, *(c for c, e in ready if e.label is None), full]
+        return [*named, *(c for c, e in ready if e.label is None), *full]
     return []
 
 

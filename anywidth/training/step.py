@@ -36,7 +36,7 @@ from anywidth.training.teachers import Teacher, Teaching
 from anywidth.training.token_loss import TokenLoss
 from anywidth.training.untrained_channels import leave_untrained_channels
 from anywidth.training.weight_average import WeightAverage, update_after
-from anywidth.training.width_weights import WidthWeights, check_weights, width_weights
+from anywidth.training.width_weights import WidthWeights, checked_weights, width_weights
 from anywidth.width import ChannelConfig, Width, is_number, whole_number
 
 
@@ -179,7 +179,7 @@ class SandwichStep:
             )
         if not is_number(truth) or not 0 <= truth <= 1:
             raise AnywidthError(f"truth={truth!r}: expected a share from 0 to 1")
-        check_weights(weights, widths)
+        weights = checked_weights(weights, widths)
         if not (autocast is None or autocast == "auto" or isinstance(autocast, torch.dtype)):
             raise AnywidthError(
                 f"autocast={autocast!r}: expected a dtype such as torch.bfloat16, 'auto' or None"

@@ -50,10 +50,14 @@ class WeightAverage:
         drop_fast_paths(self._copy)  # it runs at one width, for which PyTorch's layers do
         self._averages: dict[str, Tensor] = {}
         self._start()
+        self._copy_rest()
 
     @property
     def network(self) -> nn.Module:
-        """A copy of the network with the averaged weights, without statistics for them."""
+        """A copy of the network with the averaged weights, without statistics for them.
+
+        Calibrate it before you evaluate it, at full width too; an update ends its statistics.
+        """
         return self._copy
 
     @torch.no_grad()
@@ -150,6 +154,8 @@ class WeightAverage:
     def _copy_rest(self) -> None:
         """Buffers follow the network, except statistics, which belong to its weights."""
         norms = norm_records(self._copy)
+        for record in norms.values():
+            record.lacks_full = True
         modules = zip(self._copy.modules(), self._source.modules(), strict=True)
         for own, source in modules:
             for name, buffer in own._buffers.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from anywidth.errors import AnywidthError
 from anywidth.training.sampling import Sampling
@@ -46,8 +46,10 @@ def width_weights(weights: WidthWeights, configs: Sequence[ChannelConfig]) -> li
     return [float(weight) for weight in found]
 
 
-def check_weights(weights: object, sampling: Sampling) -> None:
+def checked_weights(weights: Any, sampling: Sampling) -> WidthWeights:
     """Refuse an invalid rule; the results of a function are checked at each step."""
+    if hasattr(weights, "tolist"):  # an array or a tensor
+        weights = weights.tolist()
     if weights == "balanced" and sampling.may_leave_out_widest:
         raise AnywidthError(
             f"weights='balanced': the rule {sampling.rule!r} may leave out the widest width, "
@@ -55,7 +57,8 @@ def check_weights(weights: object, sampling: Sampling) -> None:
         )
     is_list = isinstance(weights, Sequence) and not isinstance(weights, str)
     if weights in get_args(NamedRule) or callable(weights) or is_list:
-        return
+        rule: WidthWeights = weights
+        return rule
     raise AnywidthError(
         f"weights={weights!r}: expected one of {get_args(NamedRule)}, one number per width, or a "
         "function of (configuration, position, number of widths)"

@@ -201,3 +201,27 @@ def test_a_copy_of_a_step_has_an_average_of_its_own() -> None:
     assert copy.copy(step).ema is step.ema
     train(step, range(4, 5))
     assert step.ema.updates == 5
+
+
+def test_the_average_has_no_statistics_until_it_is_calibrated() -> None:
+    """The buffers of a full width are those of other weights."""
+    model = converted()
+    step = step_of(model, ema_decay=0.9, teacher="ema")
+    train(step, range(3))
+    assert step.ema is not None
+    network, images = step.ema.network, batches()
+    assert aw.calibrated_widths(network) == []
+    with torch.no_grad(), pytest.raises(aw.AnywidthError, match="full width"):
+        network(images[0])
+    with pytest.warns(UserWarning, match="not calibrated"):
+        aw.extract(network, 1.0)
+    aw.calibrate(network, images, [1.0])
+    found = network(images[0])
+    other = copy.deepcopy(model)
+    step.ema.copy_to(other, images)
+    torch.testing.assert_close(found, other.eval()(images[0]))
+    train(step, range(3, 4))
+    with torch.no_grad(), pytest.raises(aw.AnywidthError, match="full width"):
+        network(images[0])
+    network.load_state_dict(other.state_dict())
+    torch.testing.assert_close(network(images[0]), found.detach())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from torch import Tensor
 
 import anywidth as aw
 from anywidth.training.engine.graphs import GraphEngine
-from anywidth.training.width_weights import check_weights, width_weights
+from anywidth.training.width_weights import checked_weights, width_weights
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,11 @@ def test_rules_of_ones_own(configs: list[aw.ChannelConfig]) -> None:
     assert width_weights(by_channels, configs) == [1.0, 0.25 + 0.25, 0.5 + 0.5, 0.75 + 0.75]
 
 
+def test_weights_may_be_an_array() -> None:
+    found = [checked_weights(one, aw.Sampling()) for one in (np.ones(4), torch.ones(4))]
+    assert found == [[1, 1, 1, 1]] * 2
+
+
 @pytest.mark.parametrize(
     ("weights", "word"),
     [([1, 1], "4"), ([1, -1, 1, 1], "-1"), ([1, math.nan, 1, 1], "nan"), ([0, 0, 0, 0], "nothing"),
@@ -50,7 +56,7 @@ def test_bad_weights_are_named(configs: list[aw.ChannelConfig], weights, word: s
 @pytest.mark.parametrize("weights", ["sum", 3, None])
 def test_what_is_no_rule_is_named(weights) -> None:
     with pytest.raises(aw.AnywidthError, match="weights"):
-        check_weights(weights, aw.Sampling())
+        checked_weights(weights, aw.Sampling())
 
 
 @pytest.mark.parametrize("rule", ["random", "min+random"])
