@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from anywidth.errors import AnywidthError
+from anywidth.planning.held_numbers import held_number
 from anywidth.planning.part_calls import check_parts
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _check_modules(model: nn.Module, plan: Plan) -> None:
         if name not in modules:
             raise _other(f"it names a layer {name!r}, which {type(model).__name__} does not have")
     for slot in plan.attributes:
-        held: Any = getattr(modules[slot.module], slot.attribute, None)
+        held: Any = held_number(modules[slot.module], slot.attribute)
         if slot.index is not None:
             is_there = isinstance(held, tuple | list) and slot.index < len(held)
             held = held[slot.index] if is_there else None

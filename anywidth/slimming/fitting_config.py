@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from anywidth.errors import AnywidthError
 from anywidth.planning.example_inputs import example_inputs
 from anywidth.planning.groups import Plan
+from anywidth.planning.held_numbers import held_number
 from anywidth.planning.model_outputs import output_leaves
 from anywidth.planning.modes import evaluating
 from anywidth.width import ChannelConfig
@@ -218,7 +219,7 @@ class _Search:
         found: dict[str, Any] = {name: tuple(tensor.shape) for name, tensor in tensors}
         modules = dict(network.named_modules())
         for path, key in self.followers:
-            found[f"{path}.{key}"] = getattr(modules.get(path), key, None)
+            found[f"{path}.{key}"] = held_number(modules.get(path), key)
         return found
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from anywidth.errors import AnywidthError
 from anywidth.planning.cuts import Cut, cut, cut_size, held_tensor
 from anywidth.planning.groups import AttributeSlot, Axis, Plan, Segment
+from anywidth.planning.held_numbers import held_number, with_numbers
 from anywidth.slimming.fingerprints import Weights
 from anywidth.slimming.layers import is_narrowed
 from anywidth.slimming.norm_statistics import norm_records
@@ -25,8 +26,11 @@ from anywidth.width import ChannelConfig, Width
 MOST_WIDTHS = 4096
 MOST_CONFIGS = 512
 
-# The values of one module at a configuration: cuts, scales and attributes.
-Values = tuple[dict[str, dict[int, Cut]], dict[str, float], dict[str, Any]]
+# The values of one module at a configuration: cuts, scales, attributes, and the numbers in each
+# configuration that it holds.
+Values = tuple[
+    dict[str, dict[int, Cut]], dict[str, float], dict[str, Any], dict[str, dict[str, Any]]
+]
 
 
 class SlimmableState:
@@ -43,6 +47,8 @@ class SlimmableState:
         self._configs: dict[float, ChannelConfig] = {}
         self._lattices: dict[int | tuple[int, int] | None, list[ChannelConfig]] = {}
         self.norms_outside: list[nn.Module] = []  # in the model that contains this network
+        # What modules hold at full width, by their path and the attribute's name.
+        self.configurations: dict[tuple[str, str], Any] = {}
         self._layout: Layout | None = None
         self._values: dict[ChannelConfig, list[Values]] = {}
 
@@ -53,10 +59,11 @@ class SlimmableState:
         copy.weights = deepcopy(self.weights, memo)
         copy.use = deepcopy(self.use, memo)
         copy.norms_outside = deepcopy(self.norms_outside, memo)
+        copy.configurations = deepcopy(self.configurations, memo)
         return copy
 
     def __reduce__(self) -> tuple[Any, ...]:
-        names = ("config", "width", "weights", "use", "norms_outside")
+        names = ("config", "width", "weights", "use", "norms_outside", "configurations")
         rest = {name: getattr(self, name) for name in names}
         return SlimmableState, (self.plan, self.average_outputs), rest
 
@@ -120,7 +127,7 @@ class SlimmableState:
 
     def _write(self, model: nn.Module, config: ChannelConfig, width: Width) -> None:
         if self._layout is None:
-            self._layout = Layout(model, self.plan, self.average_outputs, self.norms_outside)
+            self._layout = Layout(model, self)
             if not self.norms_outside:
                 self.weights.watch(model)
             for norm in self._layout.norms:
@@ -183,10 +190,8 @@ def _state(model: Any) -> SlimmableState | None:
 class Layout:
     """Where a network keeps its width: records, and attributes such as `in_channels`."""
 
-    def __init__(
-        self, model: nn.Module, plan: Plan, average_outputs: bool, norms_outside: list[nn.Module]
-    ) -> None:
-        self.plan = plan
+    def __init__(self, model: nn.Module, state: SlimmableState) -> None:
+        self.plan = plan = state.plan
         self._axes: dict[tuple[Segment, ...], int] = {}
         # Per module: the id of an axis by tensor and axis, by tensor, and by attribute.
         self._cuts: dict[nn.Module, dict[str, dict[int, int]]] = {}
@@ -197,16 +202,22 @@ class Layout:
             elastic = {index: self._id(axis) for index, axis in axes if axis is not None}
             self._cuts.setdefault(owner, {})[key] = elastic
             followed, power = plan.scales.get(name, (None, 0.0))
-            if average_outputs and name in plan.inputs:
+            if state.average_outputs and name in plan.inputs:
                 followed, power = input_axis(plan, name), -1.0
             if followed is not None:
                 self._scales.setdefault(owner, {})[key] = (self._id(followed), power)
+        self._configurations: dict[tuple[nn.Module, str], Any] = {}
         for slot in plan.attributes:
             module = model.get_submodule(slot.module)
+            holder = slot.attribute.rpartition(".")[0]
+            if holder:
+                held = getattr(module, holder)
+                whole = state.configurations.setdefault((slot.module, holder), held)
+                self._configurations[module, holder] = whole
             self._sizes.setdefault(module, []).append((slot, self._id(slot.axis)))
         narrowed = [module for module in self._cuts if is_narrowed(module)]
         self.modules = list(dict.fromkeys([*narrowed, *self._sizes]))
-        modules = [model, *norms_outside]
+        modules = [model, *state.norms_outside]
         self.norms = [record for one in modules for record in norm_records(one).values()]
         self._full = [plan.axis_size(axis, plan.full) for axis in self._axes]
 
@@ -221,18 +232,23 @@ class Layout:
         for module in self.modules:
             tensors, scaled = self._cuts.get(module, {}), self._scales.get(module, {})
             attributes: dict[str, Any] = {}
+            inside: dict[str, dict[str, Any]] = {}
             for slot, axis in self._sizes.get(module, ()):
                 value: Any = slot.value(sizes[axis], self._full[axis])
                 if slot.index is not None:
-                    parts = list(attributes.get(slot.attribute, getattr(module, slot.attribute)))
+                    parts = list(
+                        attributes.get(slot.attribute, held_number(module, slot.attribute))
+                    )
                     parts[slot.index] = value
                     value = tuple(parts)
-                attributes[slot.attribute] = value
+                holder, _, key = slot.attribute.rpartition(".")
+                (inside.setdefault(holder, {}) if holder else attributes)[key] = value
             found.append(
                 (
                     {key: {i: cuts[axis] for i, axis in ax.items()} for key, ax in tensors.items()},
                     {k: (self._full[axis] / sizes[axis]) ** -p for k, (axis, p) in scaled.items()},
                     attributes,
+                    inside,
                 )
             )
         return found
@@ -240,11 +256,14 @@ class Layout:
     def write(
         self, values: list[Values], config: ChannelConfig, is_full: bool, label: float | None
     ) -> None:
-        for module, (cuts, scales, attributes) in zip(self.modules, values, strict=True):
+        for module, (cuts, scales, attributes, inside) in zip(self.modules, values, strict=True):
             record = record_of(module)
             if record is not None:
                 record.set(cuts, scales)
             module.__dict__.update(attributes)
+            for holder, numbers in inside.items():
+                whole = self._configurations[module, holder]
+                module.__dict__[holder] = whole if is_full else with_numbers(whole, numbers)
         for norm in self.norms:
             norm.switch(config, is_full, label)
 

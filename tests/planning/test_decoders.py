@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -52,6 +53,8 @@ def logits(model: nn.Module, words: Tensor = WORDS) -> Tensor:
         ("Mistral", {}),
         ("Gemma", {"head_dim": 8}),
         ("Phi", {}),
+        ("Phi3", {}),
+        ("Phi3", {"num_key_value_heads": 8}),
         ("GPTNeoX", {}),
         ("Falcon", {"multi_query": False, "alibi": False}),
     ],
@@ -98,6 +101,27 @@ def test_a_narrow_decoder_writes_with_its_cache() -> None:
         again = model.generate(words, use_cache=False, **options)
     assert torch.equal(cached, again)
     assert torch.equal(cached, aw.extract(model, 0.5).generate(words, **options))
+
+
+def test_a_number_of_the_shared_configuration_follows_each_layer() -> None:
+    """Phi-3 slices its queries by `config.num_attention_heads`, one object for all layers."""
+    model = built("Phi3")
+    shared = model.config
+    aw.slimmable(model, aw.plan(model, WORDS), aw.WidthRange(0.25, 1.0, 4), strict=True)
+    plan = aw.plan_of(model)
+    first, second = (plan.group_of(f"model.layers.{i}.self_attn.qkv_proj").name for i in range(2))
+    attentions = [layer.self_attn for layer in model.model.layers]
+    with aw.at_width(model, {first: 0.5, second: 0.25}):
+        heads = [(a.config.num_attention_heads, a.config.hidden_size) for a in attentions]
+        assert heads == [(4, 32), (2, 32)]
+        found = logits(model)
+    assert_close(found, logits(aw.extract(model, {first: 0.5, second: 0.25})))
+    assert shared.num_attention_heads == 8
+    assert all(attention.config is shared for attention in attentions)
+    twin = copy.deepcopy(model)
+    aw.set_width(twin, 0.5)
+    aw.set_width(twin, 1.0)
+    assert all(layer.self_attn.config is twin.config for layer in twin.model.layers)
 
 
 def test_attentions_on_one_residual_are_groups_of_their_own() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.fx import Node
 
+from anywidth.planning.held_numbers import held_numbers
 from anywidth.planning.trace.solver import Pieces, Solver, TracedAxis, Unsplittable, scaled
 from anywidth.planning.trace.trace_findings import Findings, Follower, Maker, Misreading, Product
 from anywidth.planning.trace.value import Traced, shape_of
@@ -97,8 +98,7 @@ class Cursor:
 
     def sized_by(self, size: int) -> list[str]:
         """The attributes of the module that are numbers of this size."""
-        held = vars(self.module).items()
-        return [n for n, v in held if type(v) is int and v == size and not n.startswith("_")]
+        return [name for name, number in held_numbers(self.module).items() if number == size]
 
     def sized_by_child(self, size: int) -> list[str]:
         """The attributes of modules inside the module, as `child.name`, of this size.

@@ -15,6 +15,7 @@ from torch.fx import Node
 
 from anywidth.planning.cuts import cut, held_tensor, take
 from anywidth.planning.groups import Plan
+from anywidth.planning.held_numbers import held_number, set_number
 from anywidth.planning.trace.build import Guesses
 from anywidth.planning.trace.nodes import nodes_of, number_of, shapes_of
 from anywidth.width import ChannelConfig
@@ -62,14 +63,13 @@ def narrowed_copy(model: nn.Module, plan: Plan, config: ChannelConfig) -> nn.Mod
                 memo[id(value)] = value.detach()
     narrow = copy.deepcopy(model, memo)
     for slot in plan.attributes:
-        attributes = vars(narrow.get_submodule(slot.module))
-        size = slot.value(*(plan.axis_size(slot.axis, c) for c in (config, plan.full)))
-        if slot.index is None:
-            attributes[slot.attribute] = size
-        else:
-            whole_size = list(attributes[slot.attribute])
-            whole_size[slot.index] = size
-            attributes[slot.attribute] = tuple(whole_size)
+        module = narrow.get_submodule(slot.module)
+        size: Any = slot.value(*(plan.axis_size(slot.axis, c) for c in (config, plan.full)))
+        if slot.index is not None:
+            sizes = list(held_number(module, slot.attribute))
+            sizes[slot.index] = size
+            size = tuple(sizes)
+        set_number(module, slot.attribute, size)
     return narrow
 
 

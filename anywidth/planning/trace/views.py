@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from anywidth.planning.held_numbers import held_numbers, is_feature_count, is_number_of_heads
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.solver import Pieces, TracedAxis, Unsplittable, scaled
 from anywidth.planning.trace.value import Traced
@@ -103,7 +104,7 @@ def _follow_attribute(cursor: Cursor, axis: Pieces, dim: int, size: int) -> None
 
     The size did not change in a rehearsal, so the module must keep it as a number.
     """
-    names: list[str | None] = [None, *sorted(cursor.sized_by(size), key=_is_feature_count)]
+    names: list[str | None] = [None, *sorted(cursor.sized_by(size), key=is_feature_count)]
     misreading = cursor.misreading
     if misreading is None:
         name = cursor.next_guess(names)
@@ -163,14 +164,9 @@ def _guess(cursor: Cursor, sizes: Sequence[int], likely: int) -> tuple[int, str 
     return cursor.next_guess(guesses) or guesses[0]
 
 
-def _is_feature_count(name: str) -> bool:
-    """Whether a number is by its name how many features there are, which heads keep."""
-    return "dim" in name or "size" in name
-
-
 def _heads(cursor: Cursor, sizes: Sequence[int]) -> Iterator[tuple[int, str]]:
     """Dimensions, except the last, whose size the module has as its number of heads."""
-    for name, number in vars(cursor.module).items():
-        if "head" in name and not _is_feature_count(name) and isinstance(number, int):
+    for name, number in held_numbers(cursor.module).items():
+        if is_number_of_heads(name):
             places = [i for i in range(len(sizes) - 1) if sizes[i] == number]
             yield from ((place, name) for place in places[-1:])

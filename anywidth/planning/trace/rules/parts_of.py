@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace as Arguments
+from typing import NamedTuple
 
+from torch.fx import Node
+
+from anywidth.planning.held_numbers import held_numbers, is_number_of_heads
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.solver import Pieces, TracedAxis, Unsplittable
 from anywidth.planning.trace.value import Traced, shape_of
@@ -111,12 +115,69 @@ def slice_(cursor: Cursor, a: Arguments) -> Traced:
     axes = list(a.self.axes)
     axis = axes[a.dim]
     if axis is not None and 0 < kept < full:
-        axes[a.dim] = None
-        start = (a.start or 0) % full
-        is_row = getattr(a, "step", 1) == 1 and cursor.misreading is None
-        if is_row and kept > 1 and full % kept == 0 and start % kept == 0:
-            cursor.guess()
-            axes[a.dim] = cursor.equal_parts(axis, full // kept)[start // kept]
-        else:
+        is_row = getattr(a, "step", 1) == 1 and kept > 1
+        axes[a.dim] = _slice_of(cursor, axis, (a.start or 0) % full, kept) if is_row else None
+        if axes[a.dim] is None:
             cursor.solver.fix(axis, f"sliced to {kept} of {full} by {cursor.place}")
     return cursor.output(axes)
+
+
+def _slice_of(cursor: Cursor, axis: Pieces, start: int, kept: int) -> TracedAxis:
+    """One of several equal parts, or as many heads as the module has by a number that it keeps."""
+    full = cursor.solver.size(axis)
+    numbers: list[Counted | None] = [*_counted(cursor, kept)]
+    if full % kept == 0 and start % kept == 0:
+        numbers.insert(0 if _is_cut_evenly(cursor) else len(numbers), None)
+    times = cursor.misreading.times if cursor.misreading else cursor.failures
+    if times >= len(numbers):
+        return None
+    number = numbers[times] if cursor.misreading else cursor.next_guess(numbers)
+    if number is None:
+        cursor.guess()
+        return cursor.equal_parts(axis, full // kept)[start // kept]
+    before, after = [start] if start else [], [full - start - kept] if start + kept < full else []
+    try:
+        part = cursor.solver.cut(axis, [*before, kept, *after])[len(before)]
+    except Unsplittable:
+        return None
+    cursor.guess()
+    _count(cursor, number, part)
+    return part
+
+
+class Counted(NamedTuple):
+    """A number that the module keeps, and how many neighbouring entries each of them stands for."""
+
+    name: str
+    entries: int
+
+
+def _counted(cursor: Cursor, size: int) -> list[Counted]:
+    """Numbers that may say how long a part is: its size itself, or how many heads are in it."""
+    held = held_numbers(cursor.module).items()
+    whole = [Counted(name, 1) for name, number in held if number == size]
+    return whole + [
+        Counted(name, size // number)
+        for name, number in held
+        if is_number_of_heads(name) and 1 < number < size and size % number == 0
+    ]
+
+
+def _count(cursor: Cursor, number: Counted, part: Pieces) -> None:
+    size = cursor.solver.size(part) // number.entries
+    units = part if number.entries == 1 else cursor.in_units(part, size, number.entries)
+    cursor.bind(cursor.layer, number.name, units, is_tried=True)
+
+
+def _is_cut_evenly(cursor: Cursor) -> bool:
+    """Whether all slices of a tensor along this dimension are of one size."""
+    node = cursor.node
+    assert node is not None
+    whole, dim = node.args[0], node.args[1] if len(node.args) > 1 else 0
+    assert isinstance(whole, Node)
+    sizes = {
+        shape_of(user.meta["val"])[dim]  # type: ignore[index]
+        for user in whole.users
+        if user.target == node.target and user.args[1:2] == (dim,)
+    }
+    return len(sizes) == 1

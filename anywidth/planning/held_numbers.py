@@ -1,0 +1,90 @@
+"""The numbers that a module keeps: attributes of its own, and of the configuration that it holds.
+
+`self.config.num_attention_heads` is named `config.num_attention_heads`. Modules share one
+configuration, but each may need another number at a narrow width. Therefore a module whose number
+changes gets a copy of the configuration for itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+_NO_CONFIGURATION = (nn.Module, torch.Tensor, torch.Generator, type)
+
+
+def held_numbers(module: nn.Module) -> dict[str, int]:
+    """Numbers by name: the module's own, then those of configurations that its code reads."""
+    own = {n: v for n, v in vars(module).items() if type(v) is int and not n.startswith("_")}
+    configurations = {n: vars(v) for n, v in vars(module).items() if _is_configuration(n, v)}
+    if not configurations:
+        return own
+    read = _names_in_code(type(module))
+    return own | {
+        f"{name}.{key}": value
+        for name, inside in configurations.items()
+        if name in read
+        for key, value in inside.items()
+        if type(value) is int and key in read
+    }
+
+
+def held_number(module: nn.Module | None, name: str) -> Any:
+    """An attribute of a module, or of a configuration that it holds; None if there is none."""
+    holder, _, key = name.rpartition(".")
+    return getattr(getattr(module, holder, None) if holder else module, key, None)
+
+
+def is_feature_count(name: str) -> bool:
+    """Whether a number is by its name how many features there are, which heads keep."""
+    return "dim" in name or "size" in name
+
+
+def is_number_of_heads(name: str) -> bool:
+    return "head" in name and not is_feature_count(name)
+
+
+def set_number(module: nn.Module, name: str, value: Any) -> None:
+    """Set an attribute of a module; a configuration that it holds is replaced by a copy."""
+    holder, _, key = name.rpartition(".")
+    if holder:
+        vars(module)[holder] = with_numbers(vars(module)[holder], {key: value})
+    else:
+        vars(module)[key] = value
+
+
+def with_numbers(configuration: Any, numbers: Mapping[str, Any]) -> Any:
+    """A copy of a configuration with other numbers."""
+    other = copy.copy(configuration)
+    vars(other).update(numbers)
+    return other
+
+
+def _is_configuration(name: str, value: Any) -> bool:
+    is_plain = hasattr(value, "__dict__") and not callable(value)
+    return is_plain and not name.startswith("_") and not isinstance(value, _NO_CONFIGURATION)
+
+
+@functools.lru_cache(maxsize=1024)
+def _names_in_code(kind: type[nn.Module]) -> set[str]:
+    """The names in the code of a class that runs after a module is made."""
+    functions = [
+        inspect.unwrap(value)
+        for base in kind.__mro__
+        if base.__module__.partition(".")[0] != "torch" and base is not object
+        for name, value in vars(base).items()
+        if callable(value) and name != "__init__"
+    ]
+    codes = [f.__code__ for f in functions if inspect.isfunction(f)]
+    names: set[str] = set()
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes += [inner for inner in code.co_consts if inspect.iscode(inner)]
+    return names
