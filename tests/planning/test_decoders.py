@@ -124,6 +124,46 @@ def test_a_number_of_the_shared_configuration_follows_each_layer() -> None:
     assert all(layer.self_attn.config is twin.config for layer in twin.model.layers)
 
 
+GROUPS = {"new_decoder_architecture": True, "num_kv_heads": 2}
+FUSED = "transformer.h.1.self_attention.query_key_value"
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "fused", "rows"),
+    [
+        # Four of eight heads, of four channels each, and the keys and values of all.
+        ("GPTBigCode", {"multi_query": True}, "transformer.h.1.attn.c_attn", 16 + 4 + 4),
+        ("Falcon", {"multi_query": True}, FUSED, 16 + 4 + 4),
+        # One of two groups: four heads, and their keys and values.
+        ("Falcon", GROUPS, FUSED, 16 + 4 + 4),
+    ],
+)
+def test_queries_narrow_that_share_keys_in_a_fused_layer(
+    name: str, sizes: dict[str, Any], fused: str, rows: int
+) -> None:
+    model = built(name, **sizes)
+    before = logits(model)
+    aw.slimmable(model, aw.plan(model, WORDS), aw.WidthRange(0.25, 1.0, 4), strict=True)
+    assert torch.equal(logits(model), before)
+    assert aw.extract(model, 0.5).get_submodule(fused).weight.shape[0] == rows
+    for width in (0.25, 0.5):
+        with aw.at_width(model, width):
+            assert_close(logits(model), logits(aw.extract(model, width)))
+
+
+def test_interleaved_gates_of_experts_narrow_in_pairs() -> None:
+    """GPT-OSS: gates are every second channel. Kernels of experts read 16 bytes at once."""
+    model = built("GptOss", num_local_experts=2, num_experts_per_tok=1, head_dim=8)
+    before = logits(model)
+    aw.slimmable(model, aw.plan(model, WORDS), aw.WidthRange(0.25, 1.0, 4), strict=True)
+    assert torch.equal(logits(model), before)
+    group = aw.plan_of(model).group_of("model.layers.0.mlp.experts.gate_up_proj")
+    assert (group.fixed, group.unit) == (None, 16)
+    for width in (0.25, 0.6):
+        with aw.at_width(model, width):
+            assert_close(logits(model), logits(aw.extract(model, width)))
+
+
 def test_attentions_on_one_residual_are_groups_of_their_own() -> None:
     """GPT-2: `Conv1D` sizes its output, and fused queries, keys and values are cut, by numbers."""
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, **ENDS)).eval()

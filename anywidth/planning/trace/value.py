@@ -19,13 +19,14 @@ class Traced:
 
     If it is a parameter or buffer, `name` is its name; under weight norm, that of the magnitude,
     which scales the whole tensor. `source` is the name of the parameter or buffer that it is, or
-    of which it is a view.
+    of which it is a view. `numbers` are the entries of a list that the code writes out as indices.
     """
 
     shape: tuple[int, ...]
     axes: tuple[TracedAxis, ...]
     name: str | None = None
     source: str | None = None
+    numbers: tuple[int, ...] = ()
 
 
 def shape_of(value: Any) -> tuple[int, ...]:

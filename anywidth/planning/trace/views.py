@@ -67,10 +67,10 @@ def _block(
     if len(elastic) > 1:  # it has met no channels, so it is not one of theirs
         elastic = [i for i in elastic if not cursor.found.is_fresh(value.axes[i])]
     if len(elastic) > 1:
-        for i in elastic:
-            cursor.found.merged.append(value.axes[i])
+        cursor.found.merged += [value.axes[i] for i in elastic]
+        for i in elastic[1:]:  # whole heads may narrow, not the channels of each as well
             solver.fix(value.axes[i], f"merged with other channels by {cursor.place}")
-    if len(elastic) != 1:
+    if not elastic:
         return constant
     axis = solver.pieces(value.axes[elastic[0]])
     outer = math.prod(value.shape[i] for i in kept if i < elastic[0])
@@ -139,7 +139,7 @@ def _split(
     likely = max(range(len(sizes)), key=lambda i: (sizes[i], i))
     if rest is not None and rest < len(sizes) - 1:
         likely = rest
-    place, name = _guess(cursor, sizes, likely) if known is None else (known, None)
+    place, names = _guess(cursor, sizes, likely) if known is None else (known, ())
     before, after = math.prod(sizes[:place]), math.prod(sizes[place + 1 :])
     try:
         parts = solver.cut(axis, [sizes[place] * after] * before)
@@ -149,24 +149,41 @@ def _split(
     found = solver.new(sizes[place])
     for part in parts:
         cursor.unify(part, scaled(found, after))
-    if name is not None:
-        cursor.bind(cursor.layer, name, found)
+    for name, times in names:
+        cursor.bind(cursor.layer, name, scaled(found, times) or ())
     return place, found
 
 
-def _guess(cursor: Cursor, sizes: Sequence[int], likely: int) -> tuple[int, str | None]:
-    """The next guess: which dimension narrows, and the attribute that has its size.
+# Attributes, and how many times the size of a dimension each of them is.
+Names = tuple[tuple[str, int], ...]
+
+
+def _guess(cursor: Cursor, sizes: Sequence[int], likely: int) -> tuple[int, Names]:
+    """The next guess: which dimension narrows, and the attributes that follow it.
 
     Numbers of heads that the module keeps come first, then the likely dimension, then the others.
     """
-    guesses: list[tuple[int, str | None]] = list(_heads(cursor, sizes))
-    guesses += [(i, None) for i in [likely, *range(len(sizes))] if (i, None) not in guesses]
+    guesses: list[tuple[int, Names]] = [*_heads(cursor, sizes)]
+    guesses += [(i, ()) for i in [likely, *range(len(sizes))] if (i, ()) not in guesses]
     return cursor.next_guess(guesses) or guesses[0]
 
 
-def _heads(cursor: Cursor, sizes: Sequence[int]) -> Iterator[tuple[int, str]]:
-    """Dimensions, except the last, whose size the module has as its number of heads."""
-    for name, number in held_numbers(cursor.module).items():
-        if is_number_of_heads(name):
-            places = [i for i in range(len(sizes) - 1) if sizes[i] == number]
-            yield from ((place, name) for place in places[-1:])
+def _heads(cursor: Cursor, sizes: Sequence[int]) -> Iterator[tuple[int, Names]]:
+    """Dimensions, except the last, whose size the module has as its number of heads.
+
+    At last together with its other numbers of heads: those of queries are several times those of
+    keys, and the code may divide one by the other.
+    """
+    held = held_numbers(cursor.module).items()
+    heads = {name: number for name, number in held if is_number_of_heads(name)}
+    found = {
+        name: max(i for i in range(len(sizes) - 1) if sizes[i] == number)
+        for name, number in heads.items()
+        if number in sizes[:-1]
+    }
+    yield from ((place, ((name, 1),)) for name, place in found.items())
+    for place in dict.fromkeys(found.values()):
+        size = sizes[place]
+        together = tuple((name, n // size) for name, n in heads.items() if n % size == 0 < n)
+        if len(together) > 1:
+            yield place, together

@@ -8,6 +8,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from anywidth.planning.trace.cursor import Cursor
@@ -26,6 +28,8 @@ from anywidth.planning.trace.trace_findings import Findings
 from anywidth.planning.trace.value import Traced, as_constant
 from anywidth.planning.trace.width_constants import look_for_constant
 
+# Operations that return the entries of the tensor they take.
+COPIES = ("lift_fresh_copy", "detach", "clone", "alias", "contiguous", "to", "_to_copy")
 # Why the outputs of a network stay whole.
 OUTPUT = "is an output of the model"
 
@@ -34,9 +38,14 @@ def run_rules(found: Findings, exported: Any, held: dict[str, str]) -> None:
     """Run the rules over a graph; `held` names the inputs that are parameters or buffers."""
     walk = Walk(found, leaving_nodes(exported.graph_module))
     inputs = exported.graph.find_nodes(op="placeholder")
+    written = exported.graph_signature.inputs_to_lifted_tensor_constants
     for node in inputs:
         if node.name in held:
             walk.values[node] = found.tensors[held[node.name]]
+        elif node.name in written:
+            numbers = written_numbers(exported.constants.get(written[node.name]))
+            walk.values[node] = replace(as_constant(node.meta["val"]), numbers=numbers)
+            walk.batched.add(node)
         else:
             walk.values[node] = as_constant(node.meta.get("val"))
             walk.batched.add(node)
@@ -105,6 +114,8 @@ class Walk:
         result = RULES[op](cursor, SimpleNamespace(**(bound | keywords)))
         if arguments and isinstance(result, Traced) and self._is_of(op, arguments[0]):
             result = replace(result, source=arguments[0].source)
+        if op in COPIES and isinstance(arguments[0], Traced) and isinstance(result, Traced):
+            result = replace(result, numbers=arguments[0].numbers)
         self.values[node] = result
         look_for_constant(cursor, self.values)
         return result
@@ -139,6 +150,14 @@ class Walk:
             if argument in self.batched:
                 self.batched.add(node)
         return self.run(inner)
+
+
+def written_numbers(held: Any, most: int = 16) -> tuple[int, ...]:
+    """The entries of a short list of whole numbers that is in the code."""
+    is_list = isinstance(held, Tensor) and held.dim() == 1 and held.numel() <= most
+    if not is_list or held.is_floating_point() or held.dtype is torch.bool or held.is_meta:
+        return ()
+    return tuple(int(number) for number in held.tolist())
 
 
 def _without_rule(cursor: Cursor, given: Sequence[Any]) -> Any:

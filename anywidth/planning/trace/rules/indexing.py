@@ -5,13 +5,15 @@ Along the dimension of the indices all entries stay; along the others, channels 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace as Arguments
 from typing import Any
 
 import torch
 
 from anywidth.planning.trace.cursor import Cursor
-from anywidth.planning.trace.solver import TracedAxis
+from anywidth.planning.trace.solver import TracedAxis, Unsplittable
 from anywidth.planning.trace.value import Traced
 
 
@@ -22,8 +24,24 @@ def index(cursor: Cursor, a: Arguments) -> Traced:
         cursor.fix(a.self, f"indexed by {cursor.place}")
         return cursor.output([None] * len(cursor.shape))
     rank = max(len(a.indices[i].shape) for i in indexed)
-    axes = cursor.closed(a.self, indexed, "indexed")
+    value = a.self
+    if len(indexed) == 1:
+        value = _without_end(cursor, value, indexed[0], a.indices[indexed[0]].numbers)
+    axes = cursor.closed(value, indexed, "indexed")
     return cursor.output([*axes[: indexed[0]], *[None] * rank, *axes[indexed[-1] + 1 :]])
+
+
+def _without_end(cursor: Cursor, value: Traced, dim: int, numbers: Sequence[int]) -> Traced:
+    """Entries counted from the end are the same at every width, if the last ones never go."""
+    if not numbers or max(numbers) >= 0 or value.axes[dim] is None:
+        return value
+    size = value.shape[dim]
+    try:
+        _, end = cursor.solver.cut(value.axes[dim], [size + min(numbers), -min(numbers)])
+    except Unsplittable:
+        return value
+    cursor.solver.fix(end, f"indexed by {cursor.place}")
+    return replace(value, axes=(*value.axes[:dim], None, *value.axes[dim + 1 :]))
 
 
 def index_select(cursor: Cursor, a: Arguments) -> Traced:

@@ -44,18 +44,25 @@ def _size(cursor: Cursor, axes: list[TracedAxis], dims: Sequence[int]) -> None:
     names: list[str | None] = [None, *cursor.sized_by(cursor.shape[dim])] if dim is not None else []
     if len(names) > 1 and cursor.node is not None:
         cursor.found.sized.add(cursor.node)
+    # An attribute that other operations follow has this size, and another may have it too.
+    place = next(iter(known)) if known and dim is None else None
+    if place is not None:
+        here = [f for f in cursor.found.followers if f.path == cursor.layer]
+        sure = {f.attribute for f in here if not f.is_tried}
+        names = [None, *(n for n in cursor.sized_by(cursor.shape[place]) if n not in sure)]
     guesses = names or ([None] if known else [])
     times = cursor.misreading.times if cursor.misreading else cursor.failures
     if times >= len(guesses):
         return
     name = guesses[times] if cursor.misreading else cursor.next_guess(guesses)
     cursor.guess()
-    for place, axis in known.items():
-        axes[place] = axis
+    for followed_dim, axis in known.items():
+        axes[followed_dim] = axis
     if dim is not None:
         axes[dim] = cursor.found.fresh_axis(cursor.shape[dim])
-    if dim is not None and name is not None:
-        cursor.bind(cursor.layer, name, axes[dim] or (), is_tried=True)
+    sized = place if dim is None else dim
+    if sized is not None and name is not None:
+        cursor.bind(cursor.layer, name, axes[sized] or (), is_tried=True)
 
 
 def _followed(

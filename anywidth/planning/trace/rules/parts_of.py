@@ -115,8 +115,13 @@ def slice_(cursor: Cursor, a: Arguments) -> Traced:
     axes = list(a.self.axes)
     axis = axes[a.dim]
     if axis is not None and 0 < kept < full:
-        is_row = getattr(a, "step", 1) == 1 and kept > 1
-        axes[a.dim] = _slice_of(cursor, axis, (a.start or 0) % full, kept) if is_row else None
+        start, step = (a.start or 0) % full, getattr(a, "step", 1)
+        axes[a.dim] = None
+        if step == 1 and kept > 1:
+            axes[a.dim] = _slice_of(cursor, axis, start, kept)
+        elif step > 1 and kept * step == full and cursor.misreading is None:
+            cursor.guess()  # one of `step` neighbours, such as a gate and what it opens
+            axes[a.dim] = cursor.in_units(axis, kept, step)
         if axes[a.dim] is None:
             cursor.solver.fix(axis, f"sliced to {kept} of {full} by {cursor.place}")
     return cursor.output(axes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Sequence
 from types import SimpleNamespace as Arguments
@@ -9,6 +10,9 @@ from types import SimpleNamespace as Arguments
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.solver import TracedAxis, scaled
 from anywidth.planning.trace.value import Traced
+
+# Entries of half precision in 16 bytes.
+ALIGNED = 8
 
 
 def matmul(cursor: Cursor, a: Arguments) -> Traced:
@@ -73,7 +77,7 @@ def grouped(cursor: Cursor, a: Arguments) -> Traced:
     if len(rows.shape) != 2 or len(weight.shape) != 3:
         cursor.fix(list(vars(a).values()), f"multiplied in groups by {cursor.place}")
         return cursor.output([None] * len(cursor.shape))
-    experts, inner, made = weight.axes
+    experts, inner, made = (weight.axes[0], *(_aligned(cursor, weight, dim) for dim in (1, 2)))
     cursor.solver.fix(experts, f"experts of {cursor.layer or cursor.op}")
     cursor.unify(rows.axes[1], inner)
     bias = getattr(a, "bias", None)
@@ -83,6 +87,15 @@ def grouped(cursor: Cursor, a: Arguments) -> Traced:
     value = cursor.output([rows.axes[0], made])
     cursor.count(value, [(rows.shape[1], rows.axes[1])])
     return value
+
+
+def _aligned(cursor: Cursor, weight: Traced, dim: int) -> TracedAxis:
+    """An axis whose neighbours stay together: these kernels read 16 bytes at once."""
+    axis, size = weight.axes[dim], weight.shape[dim]
+    entries = math.gcd(size, ALIGNED)
+    if axis is not None and entries > 1:
+        cursor.in_units(axis, size // entries, entries)
+    return axis
 
 
 def distances(cursor: Cursor, a: Arguments) -> Traced:
