@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import traceback
 from collections.abc import Iterable, Iterator
 
@@ -11,8 +10,7 @@ from torch.fx import Node
 
 from anywidth.planning.trace.nodes import layer_of, op_name
 from anywidth.planning.trace.rules.table import PRODUCTS
-
-_FRAME = re.compile(r'File "(.+)", line (\d+)')
+from anywidth.planning.trace.written_names import last_line
 
 Line = tuple[str, int]
 
@@ -29,7 +27,7 @@ def blamed_guesses(
     reached = [_line_of(frame) for frame in traceback.extract_tb(error.__traceback__)]
     module = _failing_module(error, narrow)
     modules = {node: narrow.get_submodule(layer_of(node)) for node in nodes}
-    lines = {n: _last_line(n) for n, own in modules.items() if type(own) is type(module)}
+    lines = {n: last_line(n) for n, own in modules.items() if type(own) is type(module)}
     for line in reversed(reached):
         failing = [node for node in lines if lines[node] == line]
         found = [node for node in failing if node in guesses]
@@ -40,9 +38,9 @@ def blamed_guesses(
         # torch's layers are everywhere, and most of them have nothing to do with it.
         is_common = type(module).__module__.startswith("torch.")
         here = [n for n in failing if modules[n] is module] if is_common else failing
-        places = {(type(modules[n]), _last_line(n)) for n in _sources(here, guesses)}
+        places = {(type(modules[n]), last_line(n)) for n in _sources(here, guesses)}
         own = [n for n in modules if n in guesses]
-        return [n for n in own if (type(modules[n]), _last_line(n)) in places]
+        return [n for n in own if (type(modules[n]), last_line(n)) in places]
     return []
 
 
@@ -72,9 +70,3 @@ def _failing_module(error: BaseException, model: nn.Module) -> nn.Module:
 
 def _line_of(frame: traceback.FrameSummary) -> Line:
     return frame.filename, frame.lineno or 0
-
-
-def _last_line(node: Node) -> Line | None:
-    """The line of the network's code that called an operation."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    return (frames[-1][0], int(frames[-1][1])) if frames else None

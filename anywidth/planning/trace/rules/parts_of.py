@@ -12,6 +12,7 @@ from anywidth.planning.held_numbers import held_numbers, is_number_of_heads
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.solver import Pieces, TracedAxis, Unsplittable
 from anywidth.planning.trace.value import Traced, shape_of
+from anywidth.planning.trace.written_names import written_names
 
 # An attribute, the place in it if it is a list, and the axis whose size it may be.
 Binding = tuple[str, int | None, TracedAxis]
@@ -62,7 +63,7 @@ def _unequal(cursor: Cursor, axis: Pieces, sizes: Sequence[int]) -> Sequence[Tra
     So may one that a module inside it keeps.
     """
     solver, reason = cursor.solver, f"cut into unequal parts {list(sizes)} by {cursor.op}"
-    own = [cursor.sized_by(size)[:1] for size in sizes]
+    own = [names[:1] for names in _sized_by(cursor, sizes)]
     inner = [
         names or cursor.sized_by_child(size)[:1] for names, size in zip(own, sizes, strict=True)
     ]
@@ -85,6 +86,15 @@ def _unequal(cursor: Cursor, axis: Pieces, sizes: Sequence[int]) -> Sequence[Tra
         if bound.isdisjoint(solver.variables([part])):
             solver.fix(part, reason)
     return parts
+
+
+def _sized_by(cursor: Cursor, sizes: Sequence[int]) -> list[list[str]]:
+    """For each part the numbers of its size; only those that the statement names, if it does."""
+    assert cursor.node is not None
+    held = [cursor.sized_by(size) for size in sizes]
+    written = written_names(cursor.node)
+    named = [[name for name in names if name.rpartition(".")[2] in written] for names in held]
+    return named if any(named) else held
 
 
 def _listed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace as Arguments
 
+from anywidth.planning.held_numbers import held_numbers, is_number_of_heads
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.solver import TracedAxis, scaled
 from anywidth.planning.trace.value import Traced, shape_of
@@ -51,8 +52,21 @@ def repeat_interleave(cursor: Cursor, a: Arguments) -> Traced:
         cursor.fix(list(vars(a).values()), f"repeated by {cursor.place}")
         return cursor.output([None] * len(cursor.shape))
     axes = list(a.self.axes)
-    axes[a.dim] = scaled(_followed(cursor, axes[a.dim]), a.repeats)
+    if axes[a.dim] is None:
+        axes[a.dim] = _made_heads(cursor, a.self.shape[a.dim], a.repeats)
+    else:
+        axes[a.dim] = scaled(_followed(cursor, axes[a.dim]), a.repeats)
     return cursor.output(axes)
+
+
+def _made_heads(cursor: Cursor, groups: int, times: int) -> TracedAxis:
+    """The heads that entries are repeated for, the same number of each group, if heads narrow."""
+    held = held_numbers(cursor.module).items()
+    is_heads = any(is_number_of_heads(n) and count == groups * times for n, count in held)
+    if not is_heads or times == 1 or cursor.misreading is not None or cursor.failures:
+        return None
+    cursor.guess()
+    return cursor.found.fresh_axis(times) * groups
 
 
 def windows(cursor: Cursor, a: Arguments) -> Traced:
