@@ -151,6 +151,27 @@ def test_queries_narrow_that_share_keys_in_a_fused_layer(
             assert_close(logits(model), logits(aw.extract(model, width)))
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_heads_of_a_state_space_narrow(groups: int) -> None:
+    """Mamba-2: each group of states has as many heads, and its norm the channels of a group."""
+    sizes = {"num_heads": 8, "head_dim": 8, "state_size": 4, "n_groups": groups, "chunk_size": 4}
+    model = built("Mamba2", **sizes)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(0)) * 0.1)
+    before = logits(model)
+    aw.slimmable(model, aw.plan(model, WORDS), aw.WidthRange(0.25, 1.0, 4), strict=True)
+    assert torch.equal(logits(model), before)
+    small = aw.extract(model, 0.5)
+    mixer = small.backbone.layers[0].mixer
+    assert (mixer.num_heads, mixer.intermediate_size) == (4, 32)
+    assert mixer.norm.group_size == 32 // groups
+    assert mixer.A_log.shape == mixer.D.shape == (4,)
+    for width in (0.25, 0.5):
+        with aw.at_width(model, width):
+            assert_close(logits(model), logits(aw.extract(model, width)))
+
+
 def test_interleaved_gates_of_experts_narrow_in_pairs() -> None:
     """GPT-OSS: gates are every second channel. Kernels of experts read 16 bytes at once."""
     model = built("GptOss", num_local_experts=2, num_experts_per_tok=1, head_dim=8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anywidth.planning.held_numbers import held_numbers, is_feature_count, is_number_of_heads
 from anywidth.planning.trace.cursor import Cursor
@@ -86,13 +86,44 @@ def _block(
     if len(wide) == 1:
         _follow_attribute(cursor, merged, wide[0], sizes[wide[0]])
         return {**constant, wide[0]: merged}
-    if misreading is not None and (misreading.dim is None or misreading.times > 1):
+    known = wide.index(misreading.dim) if misreading and misreading.dim in wide else None
+    within = None if known is None else _within_groups(cursor, merged, [sizes[i] for i in wide])
+    most = 1 if within is None else 2
+    if misreading is not None and (misreading.dim is None or misreading.times > most):
         solver.fix(axis, _hidden(cursor))
         return constant
-    known = wide.index(misreading.dim) if misreading and misreading.dim in wide else None
+    if within is not None and misreading is not None and misreading.times == 1:
+        place, found, name = within
+        cursor.bind(cursor.layer, name, found or (), is_tried=True)
+        return {**constant, wide[place]: found}
     left = wide.index(rest) if rest in wide else None
     place, found = _split(cursor, merged, [sizes[i] for i in wide], known, left)
     return {**constant, wide[place]: found}
+
+
+def _within_groups(
+    cursor: Cursor, axis: Pieces, sizes: Sequence[int]
+) -> tuple[int, TracedAxis, str] | None:
+    """The dimension that must narrow because all groups of an axis do, and its number.
+
+    In a rehearsal the number of groups changed, because the module keeps the size of a group.
+    """
+    narrow = _as_it_is(cursor, axis, sizes, range(1, len(sizes)))
+    names = [] if narrow is None else cursor.sized_by(sizes[narrow[0]])
+    return (*narrow, names[0]) if narrow is not None and names else None
+
+
+def _as_it_is(
+    cursor: Cursor, axis: Pieces, sizes: Sequence[int], places: Iterable[int]
+) -> tuple[int, TracedAxis] | None:
+    """The dimension that the present structure of the axis fits, and what it is made of."""
+    for place in places:
+        before, after = math.prod(sizes[:place]), math.prod(sizes[place + 1 :])
+        part = cursor.solver.repeated_part(axis, before)
+        is_block = part is not None and cursor.solver.size(part) == sizes[place] * after
+        if part is not None and is_block and all(m % after == 0 for _, m in part):
+            return place, tuple((variable, m // after) for variable, m in part)
+    return None
 
 
 def _hidden(cursor: Cursor) -> str:
@@ -130,12 +161,9 @@ def _split(
     of a pixel shuffle its scale).
     """
     solver = cursor.solver
-    for place in range(len(sizes)) if known is None else [known]:
-        before, after = math.prod(sizes[:place]), math.prod(sizes[place + 1 :])
-        part = solver.repeated_part(axis, before)
-        is_block = part is not None and solver.size(part) == sizes[place] * after
-        if part is not None and is_block and all(m % after == 0 for _, m in part):
-            return place, tuple((variable, m // after) for variable, m in part)
+    decided = _as_it_is(cursor, axis, sizes, range(len(sizes)) if known is None else [known])
+    if decided is not None:
+        return decided
     likely = max(range(len(sizes)), key=lambda i: (sizes[i], i))
     if rest is not None and rest < len(sizes) - 1:
         likely = rest
