@@ -175,3 +175,32 @@ def test_a_size_that_is_also_used_otherwise_stays() -> None:
         model = convert(Both(), x)
     assert aw.extract(model, 0.5).stem.out_features == 32
     assert_agrees(model, x)
+
+
+class TwoScores(nn.Module):
+    """Scores of content and of position, added and then scaled, as in XLNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = (nn.Parameter(torch.randn(16, 2, 16) / 4) for _ in range(2))
+        self.first = nn.Linear(16, 16)
+        self.bias = nn.Parameter(torch.randn(2, 16))
+        self.scale = 16**-0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        q, k = (torch.einsum("bih,hnd->bind", x, w) for w in (self.q, self.k))
+        content = torch.einsum("bind,bjnd->bnij", q, k)
+        position = torch.einsum("bind,bjnd->bnij", q + self.bias, k.flip(1))
+        return ((content + position) * self.scale).softmax(-1).sum(1)
+
+
+def test_the_scale_of_a_sum_of_scores_follows_their_features() -> None:
+    model = TwoScores()
+    aw.slimmable(model, aw.plan(model, torch.randn(2, 5, 16)), aw.WidthRange(0.25, 1.0, 4))
+    plan = aw.plan_of(model)
+    group = next(s.group for axis in plan.tensors["bias"][1:] for s in axis or ())
+    with aw.at_width(model, {group: 0.25}):
+        assert model.bias.shape == (2, 4)
+        assert model.scale == 4**-0.5
+    assert model.scale == 16**-0.5

@@ -31,6 +31,8 @@ MOST_GAIN = 5.0
 MOST_STEPS = 6
 # Products of two tensors whose last and second last axes, or last axes, are summed over.
 SCORES = ("matmul", "bmm", "scaled_dot_product_attention")
+# Products that are added to each other, of which one number may scale the sum.
+SUMMED = ("einsum", "matmul", "bmm")
 # Passed on the way from a buffer to what it scales.
 CASTS = ("to", "_to_copy", "type_as", "clone", "detach", "alias", "lift_fresh_copy", "contiguous")
 
@@ -175,9 +177,24 @@ def _related(node: Node, values: dict[Node, Any]) -> Iterator[Pieces]:
         yield from (axis for read in node.all_input_nodes for axis in _axes(read, values))
         tensors = [n for n in node.all_input_nodes if isinstance(values.get(n), Traced)]
         wide = [n for n in tensors if values[n].shape]
+        if op_name(node.target) not in PRODUCTS and len(wide) > 1:
+            for product in _summed_scores(wide, values):
+                yield from (a for read in product.all_input_nodes for a in _axes(read, values))
         if op_name(node.target) in PRODUCTS or len(wide) != 1:
             return
         node = wide[0]
+
+
+def _summed_scores(terms: Sequence[Node], values: dict[Node, Any]) -> Iterator[Node]:
+    """Products that are added before their sum is scaled: scores of content and of position."""
+    left = [(node, MOST_STEPS) for node in terms]
+    while left:
+        node, steps = left.pop(0)
+        if op_name(node.target) in SUMMED:
+            yield node
+        elif op_name(node.target) not in PRODUCTS and steps > 0:
+            read = [n for n in node.all_input_nodes if getattr(values.get(n), "shape", None)]
+            left += [(n, steps - 1) for n in read] if len(read) < 3 else []
 
 
 def _axes(node: Node, values: dict[Node, Any]) -> list[Pieces]:
