@@ -4,7 +4,9 @@
 
 At 32 px the data set is on the device: the time to crop, augment and normalise a batch is compared
 with the step. For image folders, the script makes JPEG files of ImageNet's usual size (500 x 375
-px) and times the loader, the step, and both together.
+px) and times the loader, the step, and both together. It also counts the processor time per image
+of the workers and of the training process, beside those of torchvision's transforms in workers;
+`--only-cost` counts nothing else, and needs no GPU.
 """
 
 from __future__ import annotations
@@ -27,10 +29,12 @@ from torch import Tensor
 import anywidth as aw
 from anywidth.app.data.arrays import ImageArrays
 from anywidth.app.data.augment import Augmentation
-from anywidth.app.data.folder import FolderLoader, scan_folder
-from anywidth.app.data.folder_images import FolderAugmentation
+from anywidth.app.data.folder import FolderLoader
+from anywidth.app.data.folder_augment import FolderAugmentation
+from anywidth.app.data.image_files import scan_folder
 from anywidth.app.data.loader import DeviceLoader
 from anywidth.app.model_spec import load_model
+from benchmarks.loader_cost import cost_rows
 from benchmarks.records import circumstances, write_record
 
 WIDTHS = (1.0, 0.25, 0.475, 0.725)
@@ -183,12 +187,21 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=40, help="batches timed")
     parser.add_argument("--small-batch", type=int, default=512, help="batch size at 32 px")
     parser.add_argument("--large-batch", type=int, default=256, help="batch size at 224 px")
+    parser.add_argument(
+        "--only-cost", action="store_true", help="count processor time only, with one worker"
+    )
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rows = on_the_device(device, arguments.small_batch, arguments.batches)
-    rows += from_a_folder(
-        device, arguments.large_batch, arguments.batches, arguments.workers, arguments.pictures
-    )
+    rows: list[dict[str, Any]] = []
+    if not arguments.only_cost:
+        rows += on_the_device(device, arguments.small_batch, arguments.batches)
+        rows += from_a_folder(
+            device, arguments.large_batch, arguments.batches, arguments.workers, arguments.pictures
+        )
+    with tempfile.TemporaryDirectory() as name:
+        write_pictures(Path(name), arguments.pictures)
+        workers = 1 if arguments.only_cost else arguments.workers
+        rows += cost_rows(Path(name), device, arguments.large_batch, workers)
     for row in rows:
         print("  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{v}" for k, v in row.items()))
     record = {**circumstances(device), "cores": os.cpu_count(), "rows": rows}

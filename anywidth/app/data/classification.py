@@ -17,7 +17,8 @@ from anywidth.app.data.order import ImageLoader, choose_balanced, hold_out
 from anywidth.errors import AnywidthError
 
 if TYPE_CHECKING:
-    from anywidth.app.data.folder_images import FolderAugmentation, ImageFiles
+    from anywidth.app.data.folder_augment import FolderAugmentation
+    from anywidth.app.data.image_files import ImageFiles
 
 HELD_OUT_SHARE = 0.1
 EVALUATION_RESIZE = 256 / 224
@@ -216,13 +217,8 @@ def _open_folder(
     split: bool,
     held_out: float,
 ) -> _Source:
-    from anywidth.app.data.folder import (
-        IMAGENET_MEAN,
-        IMAGENET_STD,
-        FolderLoader,
-        check_same_classes,
-        scan_split,
-    )
+    from anywidth.app.data.folder import IMAGENET_MEAN, IMAGENET_STD, FolderLoader
+    from anywidth.app.data.image_files import check_same_classes, scan_split
 
     if isinstance(augmentation, Augmentation):
         raise AnywidthError(

@@ -3,6 +3,7 @@
 import logging
 import signal
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,20 @@ from torch.utils.data import DataLoader, Sampler
 
 from anywidth.app.data import decoding_workers
 from anywidth.app.data.augment import normalize
-from anywidth.app.data.folder_images import (
+from anywidth.app.data.folder_augment import (
+    COLOURS,
     FolderAugmentation,
-    FolderBatch,
-    FolderImages,
-    ImageFiles,
-    scan_folder,
+    augment,
+    colour_changes,
 )
+from anywidth.app.data.folder_images import (
+    Decoded,
+    FolderImages,
+    Request,
+    Slots,
+    images_per_part,
+)
+from anywidth.app.data.image_files import ImageFiles
 from anywidth.app.data.order import BatchOrder, ImageLoader
 from anywidth.errors import AnywidthError, few_of
 
@@ -26,37 +34,16 @@ logger = logging.getLogger(__name__)
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-
-
-def scan_split(root: Path, split: str) -> ImageFiles:
-    """List the images of ``root/split``, where split is ``train`` or ``val``."""
-    folder = root / split
-    if not folder.is_dir():
-        found = sorted(path.name for path in root.iterdir()) if root.is_dir() else []
-        raise AnywidthError(
-            f"{folder} is not a folder: expected train/ and val/ in {root}, each with one folder "
-            f"per class (found: {few_of(found) or 'nothing'})"
-        )
-    return scan_folder(folder)
-
-
-def check_same_classes(train: ImageFiles, validation: ImageFiles) -> None:
-    """Refuse folders whose classes differ, because labels would have different meanings."""
-    only_train = sorted(set(train.classes) - set(validation.classes))
-    only_validation = sorted(set(validation.classes) - set(train.classes))
-    if only_train or only_validation:
-        raise AnywidthError(
-            f"{train.folder} and {validation.folder} have different classes: only the first has "
-            f"{few_of(only_train) or 'none'}, only the second {few_of(only_validation) or 'none'}; "
-            "expected the same subfolders in both"
-        )
+_PARTS_AHEAD = 3
+"""How many parts of batches each worker may have in work or ready."""
 
 
 class FolderLoader(ImageLoader):
     """Yield normalised (images, labels) batches of image files.
 
-    The order is drawn from (seed, epoch), and the augmentation of an image from (seed, epoch,
-    index), so that ranks, workers and a resumed epoch agree. Batches are split as in DeviceLoader.
+    Workers decode, crop and resize; colours and mirroring follow on ``device``, per batch. The
+    order is drawn from (seed, epoch), and the augmentation of an image from (seed, epoch, index),
+    so that ranks, workers and a resumed epoch agree. Batches are split as in DeviceLoader.
 
     A file that does not decode stops the epoch with an error that names it. With ``skip_corrupt``
     it is skipped and its batch is shorter; ``corrupt`` then maps these files to the reasons, and a
@@ -96,28 +83,38 @@ class FolderLoader(ImageLoader):
 
     def _prepare(self) -> None:
         self.corrupt: dict[str, str] = {}
-        on_cuda = self.device.type == "cuda"
-        self._copies = torch.cuda.Stream(self.device) if on_cuda else None
-        self._sampler = _RankBatches(self.order, self.positions)
+        self._on_cuda = self.device.type == "cuda"
+        self._copies = torch.cuda.Stream(self.device) if self._on_cuda else None
+        self._requests = _Requests(
+            self.order, self.positions, images_per_part(self.size), _PARTS_AHEAD * self.workers + 1
+        )
+        self.__dict__.pop("_decoding", None)  # of the loader that this is a subset of
+        self._epoch_under_way = object()
+
+    @cached_property
+    def _decoding(self) -> tuple[DataLoader[Decoded], Slots]:
+        """The workers and the memory they share, made when they are first needed."""
+        slots = Slots(self._requests.slots, self.size, is_shared=self.workers > 0)
         images = FolderImages(
             self.files,
+            slots,
             size=self.size,
             resize=self.resize,
             augmentation=self.augmentation,
             seed=self.order.seed,
         )
-        self._decoded = DataLoader(
+        decoded: DataLoader[Decoded] = DataLoader(
             images,
-            batch_sampler=self._sampler,
+            batch_size=None,  # a request is a part of a batch already
+            sampler=self._requests,
             num_workers=self.workers,
-            collate_fn=images.collate,
-            pin_memory=on_cuda,
+            prefetch_factor=_PARTS_AHEAD if self.workers else None,
             persistent_workers=self.workers > 0,
             worker_init_fn=_leave_interrupts_to_the_parent,
             # Otherwise it would draw from the global generator at every epoch.
             generator=torch.Generator(),
         )
-        self._epoch_under_way = object()
+        return decoded, slots
 
     def paths(self) -> Iterator[Path]:
         """The files that this loader reads."""
@@ -126,13 +123,12 @@ class FolderLoader(ImageLoader):
 
     def _batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         token = self._epoch_under_way = object()
-        self._sampler.epoch, self._sampler.start = epoch, start
+        self._requests.epoch, self._requests.start = epoch, start
         skipped: list[str] = []
-        for batch in decoding_workers.watched(self._decoded):
-            self._account_for_faults(batch)
-            skipped.extend(path for path, _ in batch.corrupt)
-            images = normalize(self._to_device(batch.images), self._mean, self._std)
-            yield images, self._to_device(batch.labels)
+        decoded, slots = self._decoding
+        parts = decoding_workers.watched(decoded)
+        for step in range(start, len(self)):
+            yield self._assemble(parts, self._requests.parts(step), slots, skipped)
             if self._epoch_under_way is not token:
                 raise AnywidthError(
                     f"epoch {epoch} was not finished when another epoch of the same loader "
@@ -147,26 +143,55 @@ class FolderLoader(ImageLoader):
                 few_of(skipped),
             )
 
-    def _account_for_faults(self, batch: FolderBatch) -> None:
-        if batch.unreadable:
-            path, reason = batch.unreadable[0]
+    def _assemble(
+        self, parts: Iterator[Decoded], sizes: Sequence[int], slots: Slots, skipped: list[str]
+    ) -> tuple[Tensor, Tensor]:
+        """One batch on the device, from the next parts, whose slots are free after this."""
+        count, shape = sum(sizes), (self.size, self.size, 3)
+        images = torch.empty((count, *shape), dtype=torch.uint8, pin_memory=self._on_cuda)
+        colours = torch.empty((count, COLOURS))
+        kept: list[int] = []
+        corrupt: list[tuple[str, str]] = []
+        for _ in sizes:
+            part = next(parts)
+            self._refuse_faults(part)
+            corrupt.extend(part.corrupt)
+            rows, filled = slice(len(kept), len(kept) + len(part.indices)), len(part.indices)
+            images[rows] = slots.images[part.slot, :filled]
+            colours[rows] = slots.colours[part.slot, :filled]
+            kept.extend(part.indices)
+        self.corrupt.update(corrupt)
+        skipped.extend(path for path, _ in corrupt)
+        if corrupt and not kept and self.order.drop_last:
+            raise AnywidthError(
+                f"a batch is empty because all {len(corrupt)} of its images are corrupt "
+                f"({few_of([path for path, _ in corrupt])}): replace or remove them"
+            )
+        labels = self._to_device(self.files.labels[kept])
+        return self._finished(images[: len(kept)], colours[: len(kept)]), labels
+
+    def _finished(self, images: Tensor, colours: Tensor) -> Tensor:
+        """The batch as the network takes it, in torch operations on its device."""
+        images = self._to_device(images)
+        if self.augmentation is None:
+            planes = images.permute(0, 3, 1, 2).contiguous()
+            return normalize(planes, self._mean, self._std)
+        changes = self._to_device(colour_changes(colours, self.augmentation))
+        levels = augment(images, changes, self.augmentation)
+        return normalize(levels, 255 * self._mean, 255 * self._std)
+
+    def _refuse_faults(self, part: Decoded) -> None:
+        if part.unreadable:
+            path, reason = part.unreadable[0]
             raise AnywidthError(
                 f"{path} cannot be read ({reason}), but it existed when the loader was made: check "
                 "the disk and the file's permissions"
             )
-        if not batch.corrupt:
-            return
-        if not self.skip_corrupt:
-            path, reason = batch.corrupt[0]
+        if part.corrupt and not self.skip_corrupt:
+            path, reason = part.corrupt[0]
             raise AnywidthError(
                 f"{path} is not a whole image ({reason}): replace or remove it, or skip such "
                 "files with --skip-corrupt"
-            )
-        self.corrupt.update(batch.corrupt)
-        if self.order.drop_last and len(batch.images) == 0:
-            raise AnywidthError(
-                f"a batch is empty because all {len(batch.corrupt)} of its images are corrupt "
-                f"({few_of([path for path, _ in batch.corrupt])}): replace or remove them"
             )
 
     def _to_device(self, tensor: Tensor) -> Tensor:
@@ -175,32 +200,48 @@ class FolderLoader(ImageLoader):
             return tensor.to(self.device)
         computation = torch.cuda.current_stream(self.device)
         with torch.cuda.stream(self._copies):
-            copied = tensor.to(self.device, non_blocking=True)
+            copied = tensor.pin_memory().to(self.device, non_blocking=True)
         computation.wait_stream(self._copies)
         copied.record_stream(computation)
         return copied
 
 
-class _RankBatches(Sampler[list[tuple[int, int]]]):
-    """This rank's (epoch, index) pairs per step, for the current epoch and start."""
+class _Requests(Sampler[Request]):
+    """This rank's parts of each step's batch, for the current epoch and start.
 
-    def __init__(self, order: BatchOrder, positions: Tensor | None) -> None:
+    Slots take turns. There is one more than parts can be under way, so that the part that the
+    loader holds is not overwritten.
+    """
+
+    def __init__(
+        self, order: BatchOrder, positions: Tensor | None, images: int, slots: int
+    ) -> None:
         self.order = order
         self.positions = positions
+        self.images = images
+        self.slots = slots
         self.epoch = 0
         self.start = 0
 
     def __len__(self) -> int:
-        return len(self.order) - self.start
+        return sum(len(self.parts(step)) for step in range(self.start, len(self.order)))
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        epoch = self.epoch
+    def parts(self, step: int) -> list[int]:
+        """The sizes of the parts of a step."""
+        own = self.order.part(step)
+        count = own.stop - own.start
+        return [min(self.images, count - start) for start in range(0, count, self.images)]
+
+    def __iter__(self) -> Iterator[Request]:
+        epoch, number = self.epoch, 0
         order = self.order.permutation(epoch)
         if self.positions is not None:
             order = self.positions[order]
         for step in range(self.start, len(self.order)):
             chosen = order[self.order.batch(step)][self.order.part(step)]
-            yield [(epoch, index) for index in chosen.tolist()]
+            for indices in chosen.split(self.images) if len(chosen) else ():
+                yield Request(number % self.slots, epoch, indices.tolist())
+                number += 1
 
 
 def _leave_interrupts_to_the_parent(worker: int) -> None:

@@ -1,177 +1,80 @@
-"""The images of a folder with one subfolder per class: list, decode, transform, collate."""
+"""Image files decoded into memory that worker processes share with the training process."""
 
-import hashlib
-import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from anywidth.app.data.image_reading import central_square, decode
-from anywidth.errors import AnywidthError, few_of
-from anywidth.training.seeds import derive_seed
+from anywidth.app.data.folder_augment import COLOURS, FolderAugmentation, crop_box, draw
+from anywidth.app.data.image_files import ImageFiles
+from anywidth.app.data.image_reading import central_square, decode, decode_crop
+from anywidth.errors import AnywidthError
 
-try:
-    from torchvision import transforms
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-    from torchvision.transforms.functional import pil_to_tensor, to_pil_image
-except ModuleNotFoundError as error:
-    raise AnywidthError(
-        f"folders of images need the package {error.name!r}: install it with "
-        "pip install 'anywidth[cli]'"
-    ) from error
+if TYPE_CHECKING:
+    from PIL import Image
+
+_MOST_IMAGES = 32
+_MOST_BYTES = 2**23
 
 
-# Principal components of ImageNet's colours, values in 0..1: AlexNet's, section 4.1 of its paper.
-_EIGENVALUES = (0.2175, 0.0188, 0.0045)
-_EIGENVECTORS = (  # one per column
-    (-0.5675, 0.7192, 0.4009),
-    (-0.5808, -0.0045, -0.8140),
-    (-0.5836, -0.6948, 0.4203),
-)
+class Request(NamedTuple):
+    """A part of a batch to decode: which images of which epoch, and the slot to put them into."""
+
+    slot: int
+    epoch: int
+    indices: list[int]
 
 
-@dataclass(frozen=True)
-class FolderAugmentation:
-    """The mobile augmentation of the paper's ImageNet recipe.
-
-    A crop with ``min_area`` to all of the image's area is resized; brightness, contrast and
-    saturation are scaled by factors within 1 +- ``jitter``; half of the images are mirrored.
-
-    ``lighting`` is the deviation of AlexNet's colour noise, which adds a random multiple of each
-    principal component of ImageNet's colours. It is off by default: the authors' code uses 0.1,
-    but adds noise for values up to 1 to values up to 255, which changes at most one of 255 levels.
-    """
-
-    min_area: float = 0.25
-    jitter: float = 0.4
-    flip: bool = True
-    lighting: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.min_area <= 1 or self.jitter < 0 or self.lighting < 0:
-            raise AnywidthError(
-                f"FolderAugmentation(min_area={self.min_area}, jitter={self.jitter}, "
-                f"lighting={self.lighting}): expected 0 < min_area <= 1, jitter >= 0 and "
-                "lighting >= 0"
-            )
-
-
-# A copy of a folder has the same files; so many of them are compared by their sizes too.
-_MOST_SIZES = 1000
-
-
-class ImageFiles:
-    """The image files below a folder, their labels and the class names.
-
-    Paths are kept in one tensor, which worker processes share. A list of strings would be copied
-    into each of them page by page as reference counts change.
-    """
-
-    def __init__(self, folder: Path, files: Sequence[tuple[str, int]], classes: Sequence[str]):
-        encoded = [os.fsencode(os.path.relpath(path, folder)) for path, _ in files]
-        self.folder = folder
-        self.classes = tuple(classes)
-        self.labels = torch.tensor([label for _, label in files], dtype=torch.int64)
-        self._names = torch.frombuffer(bytearray(b"".join(encoded)), dtype=torch.uint8)
-        self._ends = torch.tensor([len(name) for name in encoded]).cumsum(0)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def digest(self) -> str:
-        """Differs if a file has another name, class or place; or another size, among many files."""
-        whole = hashlib.blake2b(digest_size=12)
-        for part in (self._names, self._ends, self.labels):
-            whole.update(part.numpy().data)
-        for index in range(0, len(self), -(-len(self) // _MOST_SIZES)):
-            path = self.path(index)
-            whole.update(f"{path.stat().st_size if path.exists() else None},".encode())
-        return whole.hexdigest()
-
-    def path(self, index: int) -> Path:
-        start = int(self._ends[index - 1]) if index else 0
-        name = self._names[start : int(self._ends[index])].numpy().tobytes()
-        return self.folder / os.fsdecode(name)
-
-
-def scan_folder(folder: Path) -> ImageFiles:
-    """List the images below ``folder``; its subfolders are the classes."""
-    try:
-        classes = sorted(entry.name for entry in _entries(folder) if entry.is_dir())
-        above = frozenset(map(str, (folder.resolve(), *folder.resolve().parents)))
-        # Sorted by folder, then by name: the order of training must not change.
-        found = [
-            (path, label)
-            for label, name in enumerate(classes)
-            for path in sorted(_images(os.path.join(folder, name), above), key=os.path.split)
-        ]
-    except OSError as error:
-        raise AnywidthError(
-            f"{error.filename} cannot be listed ({error.strerror or error}): check its permissions"
-        ) from error
-    if not classes:
-        raise AnywidthError(f"{folder} has no subfolders: expected one folder per class")
-    empty = sorted(set(classes) - {classes[label] for _, label in found})
-    if empty:
-        raise AnywidthError(
-            f"{folder} has a class without images: {few_of(empty)}; expected one folder per class, "
-            f"each with at least one image that ends in {', '.join(IMG_EXTENSIONS)}"
-        )
-    return ImageFiles(folder, found, classes)
-
-
-def _images(folder: str, above: frozenset[str]) -> Iterator[str]:
-    """The image files below a folder; `above` are the real paths of the folders that it is in."""
-    real = os.path.realpath(folder)
-    if real in above:
-        raise AnywidthError(
-            f"{folder} is a link to {real}, a folder that it is in, so its images would be found "
-            "again and again; remove the link"
-        )
-    for entry in _entries(folder):
-        if entry.is_dir():
-            yield from _images(entry.path, above | {real})
-        elif entry.name.lower().endswith(IMG_EXTENSIONS):
-            yield entry.path
-
-
-def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
-    with os.scandir(folder) as entries:
-        return list(entries)
-
-
-class FolderBatch(NamedTuple):
-    """Decoded images (uint8), their labels, and (path, reason) of each file without an image.
+class Decoded(NamedTuple):
+    """What is in a slot: the images that could be decoded, and (path, reason) of all others.
 
     Faults are returned as data, because an exception in a worker process would bury its message.
     A file is corrupt if it does not decode, and unreadable if the system cannot read it.
     """
 
-    images: Tensor
-    labels: Tensor
+    slot: int
+    indices: list[int]
     corrupt: list[tuple[str, str]]
     unreadable: list[tuple[str, str]]
 
 
-class Decoded(NamedTuple):
-    """One decoded image, or the path and the reason of the fault."""
+class Slots:
+    """Memory for parts of batches, each filled by one worker and emptied before it is used again.
 
-    image: Tensor | None
-    label: int
-    path: str = ""
-    reason: str = ""
-    readable: bool = True
+    Images are sent without a copy, and memory is bounded, whatever the batch size.
+    """
+
+    def __init__(self, count: int, size: int, is_shared: bool) -> None:
+        rows = images_per_part(size)
+        self.images = torch.empty((count, rows, size, size, 3), dtype=torch.uint8)
+        self.colours = torch.empty((count, rows, COLOURS))
+        if is_shared:
+            try:
+                self.images.share_memory_()
+                self.colours.share_memory_()
+            except RuntimeError as error:
+                raise AnywidthError(
+                    f"{self.images.numel() / 1e6:,.0f} MB of shared memory for decoded images "
+                    f"cannot be had ({str(error).splitlines()[0]}): give fewer --workers, or make "
+                    "/dev/shm larger (docker run --shm-size)"
+                ) from error
+
+
+def images_per_part(size: int) -> int:
+    """How many images of `size` pixels a worker decodes at a time."""
+    return max(1, min(_MOST_IMAGES, _MOST_BYTES // (3 * size * size)))
 
 
 class FolderImages(Dataset[Decoded]):
-    """Decode and transform the image at (epoch, index), with randomness from (seed, both).
+    """Decode the images of a request into its slot, with randomness from (seed, epoch, index).
 
+    For training, a random crop is resized to ``size``, and the numbers for its colours are drawn.
     Without augmentation the shorter side becomes ``resize`` and the central square of ``size``
     pixels is cut out.
     """
@@ -179,6 +82,7 @@ class FolderImages(Dataset[Decoded]):
     def __init__(
         self,
         files: ImageFiles,
+        slots: Slots,
         *,
         size: int,
         resize: int,
@@ -186,65 +90,50 @@ class FolderImages(Dataset[Decoded]):
         seed: int,
     ) -> None:
         self.files = files
-        self.size = size
+        self.slots = slots
+        self.size, self.resize = size, resize
+        self.augmentation = augmentation
         self.seed = seed
-        self.transform = _transform(size, resize, augmentation)
 
     def __len__(self) -> int:
         return len(self.files)
 
-    def __getitem__(self, key: tuple[int, int]) -> Decoded:
-        epoch, index = key
-        label = int(self.files.labels[index])
-        path = self.files.path(index)
-        try:
-            image = decode(path, "RGB")
-        except Exception as error:  # Pillow's decoders raise many kinds of errors.
-            # Only the operating system sets an error number.
-            readable = not (isinstance(error, OSError) and error.errno is not None)
-            return Decoded(None, label, str(path), f"{type(error).__name__}: {error}", readable)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(derive_seed("image", self.seed, epoch, index))
-            return Decoded(pil_to_tensor(self.transform(image)), label)
+    def __getitem__(self, request: Request) -> Decoded:
+        images, colours = (part[request.slot] for part in (self.slots.images, self.slots.colours))
+        done = Decoded(request.slot, [], [], [])
+        for index in request.indices:
+            path, row = self.files.path(index), len(done.indices)
+            try:
+                self._decode(path, (request.epoch, index), images[row], colours[row])
+            except Exception as error:  # Pillow's decoders raise many kinds of errors.
+                # Only the operating system sets an error number.
+                is_readable = not (isinstance(error, OSError) and error.errno is not None)
+                faults = done.corrupt if is_readable else done.unreadable
+                faults.append((str(path), f"{type(error).__name__}: {error}"))
+            else:
+                done.indices.append(index)
+        return done
 
-    def collate(self, samples: list[Decoded]) -> FolderBatch:
-        """Stack the images that could be decoded and list the files that could not."""
-        images = [sample.image for sample in samples if sample.image is not None]
-        faults = [sample for sample in samples if sample.image is None]
-        nothing = torch.empty((0, 3, self.size, self.size), dtype=torch.uint8)
-        labels = [sample.label for sample in samples if sample.image is not None]
-        return FolderBatch(
-            torch.stack(images) if images else nothing,
-            torch.tensor(labels, dtype=torch.int64),
-            corrupt=[(fault.path, fault.reason) for fault in faults if fault.readable],
-            unreadable=[(fault.path, fault.reason) for fault in faults if not fault.readable],
-        )
+    def _decode(self, path: Path, place: tuple[int, int], image: Tensor, colours: Tensor) -> None:
+        if self.augmentation is None:
+            image.copy_(_pixels(central_square(decode(path, "RGB"), self.size, self.resize)))
+            return
+        least_area, draws = self.augmentation.min_area, draw(self.seed, *place)
+        crop = decode_crop(path, lambda w, h: crop_box(w, h, draws.crop, least_area), self.size)
+        image.copy_(resized(_pixels(crop), self.size))
+        colours.copy_(draws.colours)
 
 
-def _transform(size: int, resize: int, augmentation: FolderAugmentation | None) -> Any:
-    if augmentation is None:
-        return partial(central_square, size=size, resize=resize)
-    jitter = augmentation.jitter
-    parts: list[Any] = [
-        transforms.RandomResizedCrop(size, scale=(augmentation.min_area, 1.0)),
-        transforms.ColorJitter(brightness=jitter, contrast=jitter, saturation=jitter),
-    ]
-    if augmentation.lighting:
-        parts.append(_Lighting(augmentation.lighting))
-    if augmentation.flip:
-        parts.append(transforms.RandomHorizontalFlip())
-    return transforms.Compose(parts)
+def _pixels(image: Image.Image) -> Tensor:
+    """Height x width x 3; a copy, because tensors cannot be read-only."""
+    return torch.from_numpy(np.array(image))
 
 
-@dataclass(frozen=True)
-class _Lighting:
-    deviation: float
+def resized(pixels: Tensor, size: int) -> Tensor:
+    """Resize to a square, height x width x channels; as Pillow's BILINEAR but faster.
 
-    def __call__(self, image: Any) -> Any:
-        return to_pil_image(add_lighting(pil_to_tensor(image), self.deviation * torch.randn(3)))
-
-
-def add_lighting(image: Tensor, weights: Tensor) -> Tensor:
-    """Add multiples of the principal components of ImageNet's colours to a uint8 RGB image."""
-    shift = torch.tensor(_EIGENVECTORS) @ (weights * torch.tensor(_EIGENVALUES))
-    return (image + 255 * shift[:, None, None]).round().clamp(0, 255).to(torch.uint8)
+    It rounds once more than Pillow does, so that some pixels differ by one level.
+    """
+    batch = pixels[None].permute(0, 3, 1, 2)
+    square = F.interpolate(batch, (size, size), mode="bilinear", antialias=True)
+    return square.permute(0, 2, 3, 1)[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,8 @@ _TURNED = 5
 """From this EXIF orientation on, width and height are exchanged."""
 _LONGEST = 8
 """Of a longer strip, only so many times its shorter side are resized."""
+_FINENESS = 2
+"""A JPEG file is decoded to at least so many times the pixels per side that are needed."""
 
 
 def read_image(path: Path, mode: str | None = None, background: str | None = None) -> Image.Image:
@@ -48,8 +50,52 @@ def read_size(path: Path) -> tuple[int, int]:
 def decode(path: Path, mode: str | None = None, background: str | None = None) -> Image.Image:
     """As `read_image`, but with the decoder's own errors."""
     with _opened(path) as opened:
-        image = opened if _orientation(opened) == 1 else ImageOps.exif_transpose(opened)
-        image.load()
+        image = _upright(opened)
+    return _converted(image, mode, background)
+
+
+def decode_crop(
+    path: Path, choose: Callable[[int, int], tuple[int, ...]], least: int
+) -> Image.Image:
+    """A part of an image as RGB, not necessarily in its full resolution.
+
+    A JPEG file is decoded at a half, a quarter or an eighth of its resolution, which takes less
+    time, if the part still has well more than `least` pixels per side. Its edges are then rounded
+    down to the pixels that there are.
+
+    Args:
+        path: the file.
+        choose: called with width and height of the whole image; returns left, top, right, bottom.
+        least: the pixels per side that the part will be resized to.
+    """
+    with _opened(path) as opened:
+        width, height = opened.size
+        if _orientation(opened) >= _TURNED:
+            width, height = height, width
+        box = choose(width, height)
+        coarseness = _coarsen(opened, min(box[2] - box[0], box[3] - box[1]) // (_FINENESS * least))
+        image = _upright(opened)
+    left, top, right, bottom = (edge // coarseness for edge in box)
+    return _converted(image, "RGB", None).crop((left, top, right, bottom))
+
+
+def _coarsen(opened: Image.Image, most: int) -> int:
+    """Have a JPEG file decoded at 1/2, 1/4 or 1/8, but not below 1/most; return what it became."""
+    fitting = next((factor for factor in (8, 4, 2) if factor <= most), 1)
+    width, height = opened.size
+    # Formats that cannot do it answer None.
+    if fitting > 1 and opened.draft(None, (width // fitting, height // fitting)):
+        return fitting
+    return 1
+
+
+def _upright(opened: Image.Image) -> Image.Image:
+    image = opened if _orientation(opened) == 1 else ImageOps.exif_transpose(opened)
+    image.load()
+    return image
+
+
+def _converted(image: Image.Image, mode: str | None, background: str | None) -> Image.Image:
     if image.mode.startswith("I"):
         levels = np.asarray(image).astype(np.int64)
         if levels.min() < 0 or levels.max() > DEEP:
@@ -65,7 +111,7 @@ def decode(path: Path, mode: str | None = None, background: str | None = None) -
         image = image.convert("RGBA")
         if background is not None:
             image = Image.alpha_composite(Image.new("RGBA", image.size, background), image)
-    return image.convert(mode)
+    return image if image.mode == mode else image.convert(mode)
 
 
 def central_square(image: Image.Image, size: int, resize: int) -> Image.Image:

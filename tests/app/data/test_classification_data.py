@@ -10,7 +10,7 @@ from torch import Tensor
 
 from anywidth.app.data.augment import Augmentation
 from anywidth.app.data.classification import ClassificationData, load_classification
-from anywidth.app.data.folder_images import FolderAugmentation
+from anywidth.app.data.folder_augment import FolderAugmentation
 from anywidth.app.data.order import ImageLoader
 from anywidth.errors import AnywidthError
 
@@ -140,11 +140,11 @@ def test_bad_requests_say_what_is_expected(
         load_classification(*arguments, **options)
 
 
-@pytest.mark.parametrize("name", ["folder", "cifar10"])
-def test_a_missing_torchvision_is_named(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "package"), [("folder", "PIL"), ("cifar10", "torchvision")])
+def test_a_missing_package_is_named(name: str, package: str, tmp_path: Path) -> None:
     (tmp_path / "cifar-10-batches-py").mkdir()
     program = (
-        "import sys; sys.modules['torchvision'] = None\n"
+        f"import sys; sys.modules[{package!r}] = None\n"
         "from anywidth.app.data.classification import load_classification\n"
         f"load_classification({name!r}, {str(tmp_path)!r})"
     )

@@ -12,8 +12,10 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor
 
-from anywidth.app.data.folder import FolderLoader, check_same_classes, scan_split
-from anywidth.app.data.folder_images import FolderAugmentation, ImageFiles, add_lighting
+from anywidth.app.data import folder_images
+from anywidth.app.data.folder import FolderLoader
+from anywidth.app.data.folder_augment import FolderAugmentation
+from anywidth.app.data.image_files import ImageFiles, check_same_classes, scan_split
 from anywidth.errors import AnywidthError
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -115,16 +117,6 @@ def test_half_of_the_training_images_are_mirrored(tmp_path: Path) -> None:
     assert bool((images[..., -1].mean((1, 2)) > images[..., 0].mean((1, 2))).all())
 
 
-def test_lighting_adds_principal_components_of_the_colours() -> None:
-    image = torch.tensor([128, 128, 250], dtype=torch.uint8)[:, None, None].expand(3, 2, 2)
-    # 255 * 0.2175 * (-0.5675, -0.5808, -0.5836) = (-31.47, -32.21, -32.37)
-    first = add_lighting(image, torch.tensor([1.0, 0.0, 0.0]))
-    assert first[:, 1, 1].tolist() == [97, 96, 218]
-    # 255 * (-2 * 0.0188 * second + 10 * 0.0045 * third) = (-2.30, -9.30, 11.48)
-    others = add_lighting(image, torch.tensor([0.0, -2.0, 10.0]))
-    assert others[:, 0, 1].tolist() == [126, 119, 255]
-
-
 def test_lighting_of_a_loader_differs_between_images(tmp_path: Path) -> None:
     folder = tmp_path / "train" / "grey"
     folder.mkdir(parents=True)
@@ -145,6 +137,53 @@ def test_the_global_random_state_is_left_alone(image_folder: Path) -> None:
     before = torch.get_rng_state()
     list(loader.epoch(0))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@forks
+def test_batches_of_many_parts_that_share_few_slots_are_whole(
+    image_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = scan_split(image_folder, "train")
+    options = {"augmentation": MOBILE, "shuffle": True, "batch_size": 5, "seed": 3}
+    whole = list(make(files, **options).epoch(1))
+    monkeypatch.setattr(folder_images, "_MOST_IMAGES", 1)
+    by_worker = make(files, workers=1, **options)
+    # Left in the middle: what its worker still decodes must not reach the next epoch.
+    next(by_worker.epoch(0))
+    assert_equal(list(by_worker.epoch(1)), whole)
+    assert_equal(list(by_worker.epoch(1, 1)), whole[1:])
+
+
+def test_memory_for_decoded_images_does_not_grow_with_the_batch() -> None:
+    for size in (32, 224, 512, 4096):
+        images = folder_images.images_per_part(size)
+        assert 1 <= images <= 32
+        assert images == 1 or images * 3 * size * size <= 2**23
+
+
+@pytest.mark.parametrize("augmentation", [None, MOBILE])
+def test_a_skipped_image_leaves_the_others_of_its_batch_as_they_are(
+    image_folder: Path, augmentation: FolderAugmentation | None
+) -> None:
+    files = scan_split(image_folder, "train")
+    ((whole, labels),) = make(files, batch_size=12, augmentation=augmentation)
+    truncate(image_folder / "train" / "cat" / "2.jpg")
+    loader = make(files, batch_size=12, augmentation=augmentation, skip_corrupt=True)
+    ((kept, kept_labels),) = loader
+    others = [number for number in range(12) if number != 2]
+    assert torch.equal(kept, whole[others])
+    assert torch.equal(kept_labels, labels[others])
+
+
+def test_too_little_shared_memory_is_said(
+    image_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(tensor: Tensor) -> None:
+        raise RuntimeError("unable to allocate shared memory: No space left on device (28)")
+
+    monkeypatch.setattr(Tensor, "share_memory_", full)
+    with pytest.raises(AnywidthError, match="--workers"):
+        next(iter(make(scan_split(image_folder, "train"), workers=1)))
 
 
 @forks

@@ -12,8 +12,9 @@ import torch
 from PIL import Image
 
 from anywidth.app.data import folder_check
-from anywidth.app.data.folder import FolderLoader, scan_split
+from anywidth.app.data.folder import FolderLoader
 from anywidth.app.data.folder_check import check_images
+from anywidth.app.data.image_files import scan_split
 from anywidth.errors import AnywidthError
 
 ENDINGS = ("jpg", "png", "webp", "bmp")

@@ -17,9 +17,10 @@ from command_line import assert_refused, command, succeed
 from finished_runs import classifier_run
 from PIL import Image
 
-from anywidth.app.data.folder import FolderLoader, scan_split
-from anywidth.app.data.folder_images import FolderImages, ImageFiles
-from anywidth.app.data.image_reading import read_image, read_size
+from anywidth.app.data.folder import FolderLoader
+from anywidth.app.data.folder_images import FolderImages, Request, Slots
+from anywidth.app.data.image_files import ImageFiles, scan_split
+from anywidth.app.data.image_reading import decode_crop, read_image, read_size
 from anywidth.app.tasks.classification.prediction import _read
 from anywidth.app.tasks.super_resolution.pictures import read_picture
 from anywidth.errors import AnywidthError
@@ -158,8 +159,10 @@ def test_validation_predict_and_the_server_see_the_same(
 ) -> None:
     path = save(tmp_path)
     files = ImageFiles(tmp_path, [(str(path), 0)], ["a"])
-    seen = FolderImages(files, size=100, resize=114, augmentation=None, seed=0)[0, 0].image
-    assert seen is not None
+    slots = Slots(1, 100, is_shared=False)
+    images = FolderImages(files, slots, size=100, resize=114, augmentation=None, seed=0)
+    assert images[Request(0, 0, [0])].indices == [0]
+    seen = slots.images[0, 0].permute(2, 0, 1)
     assert torch.equal(_read(path, (3, 100, 100), crops=True), seen)
     takes = PictureInput("input", "float32", 3, (100, 100), shorter=114)
     served = torch.from_numpy(takes.read(path.read_bytes(), most_pixels=10**6)[0])
@@ -178,3 +181,58 @@ def test_the_server_refuses_what_predict_refuses(
     takes = PictureInput("input", "float32", 3, (12, 12))
     with pytest.raises(RequestError, match="bits"):
         takes.read(save(tmp_path).read_bytes(), most_pixels=10**6)
+
+
+def photo(width: int, height: int) -> Image.Image:
+    """Shapes of many sizes, fine ones too."""
+    y, x = np.mgrid[:height, :width] / 64.0
+    waves = [np.sin(x * y / 3 + n) + 0.4 * np.sin(9 * x + n) * np.cos(7 * y) for n in range(3)]
+    return Image.fromarray((90 * np.stack(waves, 2) + 127).clip(0, 255).astype(np.uint8))
+
+
+def lying(folder: Path) -> Path:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    photo(960, 1280).save(folder / "lying.jpg", quality=95, exif=exif)
+    return folder / "lying.jpg"
+
+
+def standing(folder: Path) -> Path:
+    photo(1280, 960).save(folder / "standing.jpg", quality=95)
+    return folder / "standing.jpg"
+
+
+def printed(folder: Path) -> Path:
+    photo(1280, 960).convert("CMYK").save(folder / "printed.jpg", quality=95)
+    return folder / "printed.jpg"
+
+
+@pytest.mark.parametrize("save", [lying, standing, printed])
+@pytest.mark.parametrize(
+    ("box", "coarseness"), [((240, 80, 1200, 720), 4), ((96, 40, 800, 440), 2)]
+)
+def test_a_crop_that_is_decoded_coarsely_looks_the_same(
+    save: Callable[[Path], Path], box: tuple[int, ...], coarseness: int, tmp_path: Path
+) -> None:
+    path, size = save(tmp_path), 80
+    whole = read_image(path, "RGB")
+    assert whole.size == (1280, 960)
+    coarse = decode_crop(path, lambda width, height: box if width == 1280 else (), size)
+    assert coarse.size == tuple((box[n + 2] - box[n]) // coarseness for n in (0, 1))
+    seen, expected = (
+        np.asarray(image.resize((size, size), Image.Resampling.BILINEAR)).astype(int)
+        for image in (coarse, whole.crop(box))
+    )
+    difference = abs(seen - expected)
+    assert difference.mean() < 2
+    assert np.quantile(difference, 0.99) < 12
+    assert expected.std() > 30
+
+
+@pytest.mark.parametrize("save", [standing, lying, plain, deep, turned, with_palette])
+def test_a_small_crop_has_the_pixels_of_the_whole_image(
+    save: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    path, box = save(tmp_path), (3, 1, 17, 9)
+    crop = decode_crop(path, lambda width, height: box, 8)
+    assert np.array_equal(np.asarray(crop), np.asarray(read_image(path, "RGB").crop(box)))
