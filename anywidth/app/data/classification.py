@@ -92,7 +92,7 @@ def load_classification(
     device: torch.device | str = "cpu",
     rank: int = 0,
     world_size: int = 1,
-    workers: int = 4,
+    workers: int | None = None,
     image_size: int | None = None,
     limit: int | None = None,
     validation: Literal["test", "split"] = "test",
@@ -108,8 +108,8 @@ def load_classification(
     and is the same for every seed. ``held_out`` is the share of the training images of each class
     that a search judges by; they too are not used for training and are the same for every seed.
 
-    ``image_size`` (224 unless given), ``workers`` and ``skip_corrupt`` are for folders; see
-    FolderLoader.
+    ``image_size`` (224 unless given), ``workers`` (one per core unless given) and ``skip_corrupt``
+    are for folders; see FolderLoader.
     """
     if validation not in ("test", "split"):
         raise AnywidthError(f"validation={validation!r}: expected 'test' or 'split'")
@@ -211,12 +211,13 @@ def _open_folder(
     root: Path,
     augmentation: "Augmentation | FolderAugmentation | None",
     size: int,
-    workers: int,
+    workers: int | None,
     skip_corrupt: bool,
     limit: int | None,
     split: bool,
     held_out: float,
 ) -> _Source:
+    from anywidth.app.data.decoding_workers import default_workers
     from anywidth.app.data.folder import IMAGENET_MEAN, IMAGENET_STD, FolderLoader
     from anywidth.app.data.image_files import check_same_classes, scan_split
 
@@ -233,7 +234,7 @@ def _open_folder(
             FolderLoader,
             size=size,
             resize=round(size * EVALUATION_RESIZE),
-            workers=workers,
+            workers=default_workers() if workers is None else workers,
             skip_corrupt=skip_corrupt,
         ),
         train=train,

@@ -20,6 +20,15 @@ SECONDS = 60.0
 """How long a worker may be stopped; Ctrl-Z stops this process too, so it does not count."""
 _LOOKS = 10
 _ENDING_SECONDS = 2.0
+_MOST_WORKERS = 16
+
+
+def default_workers() -> int:
+    """One worker per core that this process may use, shared among the ranks of this machine."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # set by torchrun
+    return max(1, min(_MOST_WORKERS, cores // ranks))
 
 
 def watched(loader: DataLoader[Any]) -> Iterator[Any]:

@@ -12,7 +12,8 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor
 
-from anywidth.app.data import folder_images
+from anywidth.app.data import decoding_workers, folder_images
+from anywidth.app.data.classification import load_classification
 from anywidth.app.data.folder import FolderLoader
 from anywidth.app.data.folder_augment import FolderAugmentation
 from anywidth.app.data.image_files import ImageFiles, check_same_classes, scan_split
@@ -173,6 +174,21 @@ def test_a_skipped_image_leaves_the_others_of_its_batch_as_they_are(
     others = [number for number in range(12) if number != 2]
     assert torch.equal(kept, whole[others])
     assert torch.equal(kept_labels, labels[others])
+
+
+def test_the_ranks_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(12)), raising=False)
+    assert decoding_workers.default_workers() == 12
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert decoding_workers.default_workers() == 3
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "100")
+    assert decoding_workers.default_workers() == 1
+
+
+def test_a_folder_is_decoded_by_one_worker_per_core_unless_told(image_folder: Path) -> None:
+    data = load_classification("folder", image_folder, batch_size=4, image_size=16)
+    assert isinstance(data.train, FolderLoader)
+    assert data.train.workers == decoding_workers.default_workers()
 
 
 def test_too_little_shared_memory_is_said(

@@ -69,7 +69,12 @@ class ClassificationSettings(TaskSettings):
     held_out: float = option(
         0.0, "share of the training images kept for `anywidth search`", at_least=0, at_most=0.5
     )
-    workers: int = option(8, "processes that decode folder images", at_least=0, at_most=1024)
+    workers: int | None = option(
+        None,
+        "processes that decode folder images; none is one per core",
+        at_least=0,
+        at_most=1024,
+    )
     skip_corrupt: bool = option(False, "skip damaged image files")
 
     method: Literal["us", "s", "i"] = option(
