@@ -122,14 +122,14 @@ def on_the_device(device: torch.device, batch: int, count: int) -> list[dict[str
     return rows
 
 
-def write_pictures(folder: Path, count: int) -> float:
-    """Write JPEG files of ImageNet's usual size; return their mean size in kB."""
+def write_pictures(folder: Path, count: int, width: int = 500) -> float:
+    """Write JPEG files, by default of ImageNet's usual size; return their mean size in kB."""
     generator = torch.Generator().manual_seed(0)
-    sizes = []
+    sizes, shape = [], (width * 3 // 4, width)
     for number in range(count):
         coarse = torch.rand((1, 3, 47, 63), generator=generator)
-        fine = 0.12 * torch.rand((1, 3, 375, 500), generator=generator)
-        smooth = F.interpolate(coarse, (375, 500), mode="bicubic").clamp(0, 1)
+        fine = 0.12 * torch.rand((1, 3, *shape), generator=generator)
+        smooth = F.interpolate(coarse, shape, mode="bicubic").clamp(0, 1)
         pixels = (255 * (0.88 * smooth + fine)).clamp(0, 255).byte()[0].permute(1, 2, 0)
         data = io.BytesIO()
         Image.fromarray(pixels.numpy()).save(data, "JPEG", quality=90)
@@ -190,6 +190,9 @@ def main() -> None:
     parser.add_argument(
         "--only-cost", action="store_true", help="count processor time only, with one worker"
     )
+    parser.add_argument(
+        "--photo-width", type=int, default=500, help="px, of the photos that time is counted for"
+    )
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rows: list[dict[str, Any]] = []
@@ -199,7 +202,7 @@ def main() -> None:
             device, arguments.large_batch, arguments.batches, arguments.workers, arguments.pictures
         )
     with tempfile.TemporaryDirectory() as name:
-        write_pictures(Path(name), arguments.pictures)
+        write_pictures(Path(name), arguments.pictures, arguments.photo_width)
         workers = 1 if arguments.only_cost else arguments.workers
         rows += cost_rows(Path(name), device, arguments.large_batch, workers)
     for row in rows:

@@ -156,9 +156,9 @@ class FolderLoader(ImageLoader):
             part = next(parts)
             self._refuse_faults(part)
             corrupt.extend(part.corrupt)
-            rows, filled = slice(len(kept), len(kept) + len(part.indices)), len(part.indices)
-            images[rows] = slots.images[part.slot, :filled]
-            colours[rows] = slots.colours[part.slot, :filled]
+            filled, start = len(part.indices), len(kept)
+            images[start : start + filled] = slots.images[part.slot, :filled]
+            colours[start : start + filled] = slots.colours[part.slot, :filled]
             kept.extend(part.indices)
         self.corrupt.update(corrupt)
         skipped.extend(path for path, _ in corrupt)
