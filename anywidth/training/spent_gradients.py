@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +38,18 @@ def mark_fresh(parameters: Iterable[nn.Parameter]) -> None:
     """Unmark gradients that a graph has written, which does not change their version."""
     for gradient in _gradients(parameters):
         gradient.__dict__.pop(_SPENT, None)
+
+
+@contextlib.contextmanager
+def marks_kept(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Keep the marks of gradients that have the same values after a `with` block."""
+    marks = [(gradient, _mark(gradient)) for gradient in _gradients(parameters)]
+    try:
+        yield
+    finally:
+        for gradient, mark in marks:
+            if mark is not None:
+                setattr(gradient, _SPENT, (gradient._version, mark[1]))
 
 
 def check_spent(parameters: Iterable[nn.Parameter]) -> None:

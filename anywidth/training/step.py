@@ -24,7 +24,14 @@ from anywidth.training.gpu.fast_layers import use_kernels
 from anywidth.training.inputs_kept import inputs_kept
 from anywidth.training.precision import dtype_by_device
 from anywidth.training.sampling import Sampling, sample_widths
-from anywidth.training.spent_gradients import check_spent, is_watched, mark_fresh, mark_spent, watch
+from anywidth.training.spent_gradients import (
+    check_spent,
+    is_watched,
+    mark_fresh,
+    mark_spent,
+    marks_kept,
+    watch,
+)
 from anywidth.training.step_checks import (
     check_first_batch,
     check_optimizers,
@@ -361,7 +368,8 @@ class SandwichStep:
         if isinstance(self.engine, GraphEngine):
             self._modes.restore()
             configs = [state_of(self.network).resolve(width) for width in widths]
-            with torch.cuda.device_of(next(self.model.parameters())):
+            device = torch.cuda.device_of(next(self.model.parameters()))
+            with device, marks_kept(self.parameters):
                 taught = self.teaching.outputs(inputs)
                 self.engine.warm_up(configs, inputs, targets, taught)
 

@@ -18,24 +18,35 @@ from anywidth.training.engine.capture import CaptureError, CudaCapture, Result
 
 
 class RecordedPasses(CudaCapture):
-    """Takes the place of `CudaCapture`; counts what it captures, or refuses to."""
+    """Takes the place of `CudaCapture`; counts what it captures, or refuses to.
+
+    `freed` counts how often unused memory was freed; `is_short` makes the next capture find none.
+    """
 
     def __init__(self, refuses: bool = False) -> None:
         self.refuses = refuses
+        self.is_short = False
         self.count = 0
+        self.freed = 0
 
     def reaches(self, tensors: Iterable[Tensor]) -> bool:
         return True
 
     def start_anew(self) -> None:
-        pass
+        self.has_memory = False
 
     def run(self, function: Callable[[], Result]) -> Result:
         return function()
 
-    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
+    def _free_unused(self) -> None:
+        self.freed += 1
+        self.is_short = False
+
+    def _captured(self, function: Callable[[], None]) -> Callable[[], None]:
         if self.refuses:
             raise CaptureError("refused")
+        if self.is_short:
+            raise torch.OutOfMemoryError("no memory")
         self.count += 1
         recorder = _Recorder()
         with recorder:

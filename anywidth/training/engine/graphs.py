@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,23 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from anywidth.slimming.convert import at_width
-from anywidth.slimming.norm_statistics import (
-    Statistics,
-    buffers_kept,
-    norm_records,
-    tracked_statistics,
-)
+from anywidth.slimming.norm_statistics import buffers_kept
 from anywidth.training.engine.capture import CaptureError, CudaCapture
 from anywidth.training.engine.eager import EagerEngine
 from anywidth.training.engine.passes import Objective, detached
+from anywidth.training.engine.places import AssignedBufferError, Places, assigning_no_buffers
+from anywidth.training.engine.replayed_statistics import ReplayedStatistics
 from anywidth.training.engine.trees import copy_into, leaves, map_tensors, signature
 from anywidth.training.gpu.fast_layers import weights_read_cast
-from anywidth.training.gpu.kernels.shared_buffers import (
-    gradients_added_to,
-    is_used,
-    mark_used,
-    weights_cast_to,
-)
+from anywidth.training.gpu.kernels.shared_buffers import gradients_added_to, weights_cast_to
 from anywidth.width import ChannelConfig
 
 # (configuration, whether it learns from a teacher)
@@ -44,15 +36,20 @@ Key = tuple[ChannelConfig, bool]
 
 @dataclass
 class CapturedPass:
-    """A captured pass, with the buffers for its results.
+    """A pass, with the buffers for its results.
 
-    `tracked` are the running statistics that it writes. A replay runs no Python, so the engine
-    marks them as changed.
+    Args:
+        loss: the loss.
+        output: the network's output.
+        used: the sums to which it added gradients.
+        statistics: the running statistics that it reads and writes.
+        replay: runs it again, if it was captured.
     """
 
     loss: Tensor
     output: Any
-    tracked: list[Statistics]
+    used: list[Tensor]
+    statistics: ReplayedStatistics
     replay: Callable[[], None] | None = None
 
 
@@ -87,15 +84,13 @@ class GraphEngine:
         self.batch: tuple[Any, Any] | None = None
         self.stray: list[Any] | None = None  # the last batch's signature, if it was unlike others
         self.all_parameters = list(parameters)
-        self.modules = list(model.modules())
-        self.places: list[Any] = []
+        self.places = Places(model, parameters)
         self.parameters: list[nn.Parameter] = []
         self.sums: list[Tensor] = []
         self.weight = torch.ones(())  # of the width whose gradients are computed
         self.read_cast: list[Tensor] = []
         self.casts: list[Tensor] = []
         self.teacher: Any = None
-        self.bank: dict[ChannelConfig, Statistics] = {}  # of one norm: all know the same widths
 
     def add_gradients(
         self,
@@ -118,6 +113,7 @@ class GraphEngine:
             torch._foreach_zero_(new)
         losses: list[Tensor] = []
         outputs: list[Any] = []
+        used: set[int] = set()
         for index, config in enumerate(configs):
             key = (config, index > 0 and self.objective.distill is not None)
             weight = weights[index]
@@ -126,8 +122,7 @@ class GraphEngine:
             else:
                 self.weight.fill_(weight)
             done = self._replay(key) or self._first_sight(key)
-            if done is None:
-                return self.fallback.add_gradients(configs, weights, inputs, targets, teacher)
+            used |= {id(total) for total in done.used}
             if index == 0:
                 self._learn_from(done.output if teacher is None else teacher)
             losses.append(done.loss)
@@ -135,7 +130,7 @@ class GraphEngine:
         for parameter, total in pairs:
             # Weight decay acts on a gradient of zero, but not on a parameter that takes no part.
             if parameter.grad is None:
-                parameter.grad = total if is_used(total) else None
+                parameter.grad = total if id(total) in used else None
             elif parameter.grad is not total:  # from the user's own backward pass
                 parameter.grad.add_(total)
         return losses, outputs
@@ -150,12 +145,12 @@ class GraphEngine:
         self.stray = signature((inputs, targets))  # later batches have this form
         if not self.can_capture or not self._take(inputs, targets):
             return
-        with buffers_kept(self.model):
+        with buffers_kept(self.model), self._gradients_kept():
             for index, config in enumerate(configs):
                 key = (config, index > 0 and self.objective.distill is not None)
                 if key not in self.captured:
                     done = self._first_sight(key)
-                    if done is None or not self.can_capture:
+                    if not self.can_capture:
                         return
                     if index == 0:
                         self._learn_from(done.output if teacher is None else teacher)
@@ -175,16 +170,17 @@ class GraphEngine:
         tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
         if not tensors or not self.capture.reaches(tensors):
             return False
-        places: list[Any] = [(p.data_ptr(), p.requires_grad) for p in self.all_parameters]
-        places.append([module.training for module in self.modules])
-        if self.batch is None or places != self.places:
-            self._start_anew(batch, places)
+        if self.places.have_hooks():
+            self._give_up("its parameters have hooks, which replays would not run")
+            return False
+        if self.places.have_changed() or self.batch is None:
+            self._start_anew(batch)
         elif signature(self.batch) != signature(batch):
             if self.captured and self.stray != signature(batch):
                 # It may be the last batch of an epoch, for which all graphs should not be dropped.
                 self.stray = signature(batch)
                 return False
-            self._start_anew(batch, places)
+            self._start_anew(batch)
         self.stray = None
         copy_into(self.batch, batch)
         if self.casts:
@@ -192,15 +188,16 @@ class GraphEngine:
                 torch._foreach_copy_(self.casts, self.read_cast)
         return True
 
-    def _start_anew(self, batch: tuple[Any, Any], places: list[Any]) -> None:
+    def _start_anew(self, batch: tuple[Any, Any]) -> None:
         """Make buffers for batches of this form, and for the parameters as they are now."""
         self.forget()
-        self.places = places
         self.parameters = [p for p in self.all_parameters if p.requires_grad]
-        self.bank = next((r.bank for r in norm_records(self.model).values()), {})
         self.batch = map_tensors(_buffer_like, batch)
         self.sums = [torch.zeros_like(p) for p in self.parameters]
-        self.weight = torch.ones((), device=self.all_parameters[0].device)
+        like = self.all_parameters[0]
+        self.weight = torch.ones(
+            (), device=like.device, dtype=torch.promote_types(like.dtype, torch.float32)
+        )
         dtype = self.objective.autocast
         self.read_cast = [] if dtype is None else list(weights_read_cast(self.model))
         self.casts = [torch.empty_like(p, dtype=dtype) for p in self.read_cast]
@@ -218,30 +215,28 @@ class GraphEngine:
         done = self.captured.get(key)
         if done is None or done.replay is None:
             return None
-        entry = self.bank.get(key[0])
-        is_tracked = entry is not None and entry.is_tracked
-        if (entry if is_tracked else None) is not next(iter(done.tracked), None):
-            return None  # it would not write to statistics that are tracked since then
+        if done.statistics.are_elsewhere():
+            return None  # such as those that are tracked since then
         self.captured.move_to_end(key)
         done.replay()
-        for entry in done.tracked:
-            entry.ready, entry.made_with, entry.affine = True, None, None
+        done.statistics.note_replay()
         return done
 
-    def _first_sight(self, key: Key) -> CapturedPass | None:
+    def _first_sight(self, key: Key) -> CapturedPass:
         """Run a configuration once for its gradients, then capture it for later steps."""
-        loss, output = self.capture.run(partial(self._pass, key))
-        others = [leaf for leaf in leaves(output) if not isinstance(leaf, Tensor)]
-        if others:
+        loss, output, used = self.capture.run(partial(self._pass, key))
+        statistics = ReplayedStatistics(self.model, key[0])
+        done = CapturedPass(loss.clone(), map_tensors(torch.clone, output), used, statistics)
+        others = [o for o in leaves(output) if o is not None and not isinstance(o, Tensor)]
+        if others and self.can_capture:
             self._give_up(f"the output contains a {type(others[0]).__name__}, not only tensors")
-            return None
-        tracked = [e for e in tracked_statistics(self.model, key[0]) if e.is_tracked]
-        done = CapturedPass(loss.clone(), map_tensors(torch.clone, output), tracked)
         if not self.can_capture:
             return done
         try:
-            done.replay = self.capture.capture(partial(self._pass_into, done, key))
-        except CaptureError as error:
+            with assigning_no_buffers(self.model):
+                done.replay = self.capture.capture(partial(self._pass_into, done, key))
+        except (CaptureError, AssignedBufferError) as error:
+            done.replay = None
             self._give_up(str(error))
             return done
         self.captured[key] = done
@@ -250,11 +245,12 @@ class GraphEngine:
         return done
 
     def _pass_into(self, done: CapturedPass, key: Key) -> None:
-        loss, output = self._pass(key)
+        loss, output, _ = self._pass(key)
         done.loss.copy_(loss)
         copy_into(done.output, output)
 
-    def _pass(self, key: Key) -> tuple[Tensor, Any]:
+    def _pass(self, key: Key) -> tuple[Tensor, Any, list[Tensor]]:
+        """(loss, output, the sums to which gradients were added)."""
         config, learns = key
         assert self.batch is not None
         teacher = self.teacher if learns else None
@@ -262,14 +258,12 @@ class GraphEngine:
         with at_width(self.model, config), _no_tuning():
             with weights_cast_to(self.read_cast, self.casts):
                 loss, output = self.objective.forward(self.model, config, *self.batch, teacher)
-            with gradients_added_to(self.parameters, self.sums):
+            with gradients_added_to(self.parameters, self.sums) as used:
                 # The weight is in a buffer: a graph would keep a plain number from its capture.
-                found = torch.autograd.grad(
-                    loss, self.parameters, self.weight.to(loss.dtype), allow_unused=True
-                )
+                weight = self.weight.to(loss.dtype).expand_as(loss)
+                found = torch.autograd.grad(loss, self.parameters, weight, allow_unused=True)
         pairs = [(t, g) for t, g in zip(self.sums, found, strict=True) if g is not None]
-        for total, _ in pairs:
-            mark_used(total)
+        used += [total for total, _ in pairs]
         # A single gradient with other strides would make the whole call slow.
         alike = [(total, g) for total, g in pairs if total.stride() == g.stride()]
         if alike:
@@ -277,7 +271,18 @@ class GraphEngine:
         for total, gradient in pairs:
             if total.stride() != gradient.stride():
                 total.add_(gradient)
-        return loss.detach(), detached(output)
+        return loss.detach(), detached(output), used
+
+    @contextlib.contextmanager
+    def _gradients_kept(self) -> Iterator[None]:
+        """Restore gradients that are accumulating in the sums."""
+        pairs = zip(self.parameters, self.sums, strict=True)
+        kept = [(total, total.clone()) for p, total in pairs if p.grad is total]
+        try:
+            yield
+        finally:
+            for total, before in kept:
+                total.copy_(before)
 
     def _give_up(self, reason: str) -> None:
         self.can_capture = False

@@ -106,6 +106,30 @@ def test_warming_up_leaves_weights_and_statistics_as_they_were() -> None:
         model(x)  # its statistics were tracked by a replayed graph
 
 
+def test_only_the_first_capture_waits_and_frees_unused_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    freed, whole = [], torch.cuda.empty_cache
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: (freed.append(1), whole()))
+    weights = []
+    for engine in ("eager", "graphs"):
+        torch.manual_seed(0)
+        model = aw.models.mobilenet_v1(num_classes=10, total_stride=8)
+        aw.slimmable(model, example_input=torch.randn(2, 3, 32, 32), verified=False)
+        model.cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        loss = torch.nn.functional.cross_entropy
+        step = aw.SandwichStep(model, optimizer, loss, autocast=None, engine=engine)
+        for seed in range(4):
+            generator = torch.Generator("cuda").manual_seed(seed)
+            images = torch.randn(32, 3, 32, 32, device="cuda", generator=generator)
+            step(images, torch.arange(32, device="cuda") % 10)
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]).double())
+    assert len(step.engine.captured) > 4
+    assert len(freed) == 1
+    assert distance(weights[1], weights[0]) < 1e-3
+
+
 def test_a_network_that_cannot_be_captured_warns_once_and_trains_on() -> None:
     class Reads(torch.nn.Module):
         def __init__(self) -> None:

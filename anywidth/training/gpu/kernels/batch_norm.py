@@ -102,6 +102,7 @@ def batch_norm_act_with_statistics(
     _check(x, norm)
     # Parameters are passed separately, because autograd only looks at the arguments.
     y, mean, variance = _BatchNormAct.apply(x, norm.weight, norm.bias, norm, partial)
+    _count_writes(norm)
     return y, mean, variance
 
 
@@ -114,7 +115,16 @@ def deferred_norm(x: Tensor, norm: BatchNorm, partial: Tensor | None = None) -> 
     _check(x, norm)
     with torch.cuda.device_of(x):
         terms = _terms(x, norm, partial)
+    _count_writes(norm)
     return DeferredNorm(norm.weight, norm.bias, terms, norm.activation)
+
+
+def _count_writes(norm: BatchNorm) -> None:
+    """Tell PyTorch that the running statistics have changed, which it cannot see."""
+    written = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
+    torch.autograd.graph.increment_version(
+        [tensor for tensor in written if tensor is not None and not tensor.is_inference()]
+    )
 
 
 def _check(x: Tensor, norm: BatchNorm) -> None:

@@ -7,6 +7,7 @@ Likewise a weight is cast to the dtype of the passes once per step, not once per
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -14,31 +15,29 @@ _SUM = "_gradient_sum"
 _CAST = "_cast_weight"
 
 
+@contextlib.contextmanager
 def gradients_added_to(
     parameters: Sequence[Tensor], sums: Sequence[Tensor]
-) -> contextlib.AbstractContextManager[None]:
+) -> Iterator[list[Tensor]]:
     """Inside this context, kernels add the gradient of a parameter to its sum and return none.
 
-    Sums are dense, contiguous or channels-last.
+    Sums are dense, contiguous or channels-last. The list that it gives grows by each sum to which
+    something was added: a parameter that took no part has no gradient, not one of zero, on which
+    weight decay would act.
     """
-    return _attached(_SUM, parameters, sums)
+    used: list[Tensor] = []
+    with _attached(_SUM, parameters, [(total, used) for total in sums]):
+        yield used
 
 
 def gradient_sum(parameter: Tensor) -> Tensor | None:
     """The sum to add the gradient of this parameter to, or None if it is returned."""
-    total: Tensor | None = getattr(parameter, _SUM, None)
-    if total is not None:
-        mark_used(total)
+    held: tuple[Tensor, list[Tensor]] | None = getattr(parameter, _SUM, None)
+    if held is None:
+        return None
+    total, used = held
+    used.append(total)
     return total
-
-
-def mark_used(total: Tensor) -> None:
-    """Mark a sum as used. An unused sum is no gradient of zero: weight decay would act on it."""
-    total.__dict__["_is_used"] = True
-
-
-def is_used(total: Tensor) -> bool:
-    return "_is_used" in total.__dict__
 
 
 def weights_cast_to(
@@ -55,9 +54,9 @@ def cast_weight(parameter: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def _attached(name: str, parameters: Sequence[Tensor], buffers: Sequence[Tensor]) -> Iterator[None]:
-    for parameter, buffer in zip(parameters, buffers, strict=True):
-        setattr(parameter, name, buffer)
+def _attached(name: str, parameters: Sequence[Tensor], values: Sequence[Any]) -> Iterator[None]:
+    for parameter, value in zip(parameters, values, strict=True):
+        setattr(parameter, name, value)
     try:
         yield
     finally:
