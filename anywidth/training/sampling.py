@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from anywidth.training.seeds import derive_seed
 from anywidth.width import ChannelConfig, Width, whole_number, width_list
 
 Rule = Literal["sandwich", "random", "min+random", "max+random", "fixed"]
+Density = Literal["uniform", "log-uniform"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,9 @@ class Sampling:
             of its widths equally often; take hundreds of them.
         widths: the widths of the rule `"fixed"`.
         seed: draws depend only on this and the step's number, so all ranks draw the same.
+        density: how random widths are spread over the range: `"uniform"` (the paper), or
+            `"log-uniform"`, which draws between 0.1 and 0.2 as often as between 0.2 and 0.4, and
+            so trains narrow widths more often. Steps are cheaper, too.
     """
 
     rule: Rule = "sandwich"
@@ -45,6 +50,7 @@ class Sampling:
     lattice: int | None = None
     widths: tuple[Width, ...] = ()
     seed: int = 0
+    density: Density = "uniform"
 
     def __post_init__(self) -> None:
         if self.rule not in get_args(Rule):
@@ -66,6 +72,14 @@ class Sampling:
             )
         if self.lattice is not None and (whole_number(self.lattice) or 0) < 2:
             raise AnywidthError(f"lattice={self.lattice!r}: expected a whole number of at least 2")
+        if self.density not in get_args(Density):
+            raise AnywidthError(f"density={self.density!r}: expected one of {get_args(Density)}")
+        if self.density != "uniform" and (self.rule == "fixed" or self.lattice is not None):
+            other = "rule='fixed'" if self.rule == "fixed" else f"lattice={self.lattice}"
+            raise AnywidthError(
+                f"density={self.density!r} has no effect with {other}, which draws from chosen "
+                "widths: leave one of them out"
+            )
 
     def configurations(self, model: nn.Module | Plan) -> list[ChannelConfig]:
         """The configurations that `lattice` allows, cheapest first; raises without one."""
@@ -113,19 +127,24 @@ def sample_widths(
     number = sampling.count - len(ends)
     if sampling.lattice is not None:
         return ends + chance.choices(sampling.configurations(model), k=number)
-    return ends + [_draw(plan, sampling.nonuniform, chance) for _ in range(number)]
+    return ends + [_draw(plan, sampling, chance) for _ in range(number)]
 
 
 def _source(model: nn.Module | Plan) -> Plan | SlimmableState:
     return model if isinstance(model, Plan) else state_of(network_in(model))
 
 
-def _draw(plan: Plan, nonuniform: bool, chance: random.Random) -> ChannelConfig:
+def _draw(plan: Plan, sampling: Sampling, chance: random.Random) -> ChannelConfig:
     low, high = plan.widths.low, plan.widths.high
-    if nonuniform:
-        fractions = {group.name: chance.uniform(low, high) for group in plan.elastic()}
-        return plan.resolve(fractions)
-    return plan.resolve(chance.uniform(low, high))
+
+    def width() -> float:
+        if sampling.density == "uniform":
+            return chance.uniform(low, high)
+        return min(low * math.exp(chance.random() * math.log(high / low)), high)
+
+    if sampling.nonuniform:
+        return plan.resolve({group.name: width() for group in plan.elastic()})
+    return plan.resolve(width())
 
 
 def _spread(plan: Plan, count: int, seed: int) -> list[ChannelConfig]:

@@ -71,6 +71,28 @@ def test_draws_cover_the_range_evenly(fine: nn.Module) -> None:
     assert all(110 < count < 190 for count in quarters), quarters
 
 
+def test_log_uniform_draws_cover_every_doubling_evenly(fine: nn.Module) -> None:
+    group = next(iter(aw.plan_of(fine).elastic())).name
+    for nonuniform in (False, True):
+        sampling = aw.Sampling("random", count=1, nonuniform=nonuniform, density="log-uniform")
+        sizes = [aw.sample_widths(fine, step, sampling)[0][group] for step in range(600)]
+        assert all(64 <= size <= 256 for size in sizes)
+        assert 240 < sum(size < 128 for size in sizes) < 360  # uniform: a third
+    sandwich = aw.Sampling(density="log-uniform")
+    plan = aw.plan_of(fine)
+    assert aw.sample_widths(fine, 3, sandwich)[:2] == [plan.widest, plan.narrowest]
+    assert aw.sample_widths(fine, 3, sandwich) == aw.sample_widths(plan, 3, sandwich)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"density": "narrow"}, {"lattice": 4}, {"rule": "fixed", "widths": (0.5,)}],
+)
+def test_a_density_that_means_nothing_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(aw.AnywidthError, match="density"):
+        aw.Sampling(**{"density": "log-uniform", **options})
+
+
 def test_uniform_draws_use_one_fraction_and_nonuniform_ones_do_not(fine: nn.Module) -> None:
     def shares(sampling: aw.Sampling) -> list[float]:
         found = []

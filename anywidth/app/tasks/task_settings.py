@@ -32,7 +32,7 @@ class TaskSettings(Settings):
     places: ClassVar[tuple[str, ...]] = ()
     """Fields that are folders."""
     of_us_nets: ClassVar[tuple[str, ...]] = (
-        *("widths_per_step", "nonuniform", "lattice", "teacher"),
+        *("widths_per_step", "density", "nonuniform", "lattice", "teacher"),
     )
     """Fields that other methods do not read."""
 
@@ -42,6 +42,11 @@ class TaskSettings(Settings):
     divisor: int = option(8, "channels are multiples of this (d)", at_least=1)
     width: float = option(1.0, "the one width of an I-Net", above=0, at_most=1)
     widths_per_step: int = option(4, "widths trained each step (n)", at_least=1, at_most=1000)
+    density: Literal["uniform", "log-uniform"] = option(
+        "uniform",
+        "how random widths are spread over the range: uniform (the paper), or log-uniform, which "
+        "draws narrow ones more often",
+    )
     nonuniform: bool = option(False, "each group draws its own width")
     lattice: int | None = option(
         None,
@@ -117,11 +122,17 @@ class TaskSettings(Settings):
         """The widths of each training step."""
         if self.method == "i":
             return Sampling("fixed", widths=(1.0,), seed=self.seed)
+        if self.density != "uniform" and self.lattice is not None:
+            raise AnywidthError(
+                f"{self.given('density')} has no effect with {self.given('lattice')}, whose widths "
+                "are drawn equally often: leave one of them out"
+            )
         return Sampling(
             count=self.widths_per_step,
             nonuniform=self.nonuniform,
             lattice=self.lattice,
             seed=self.seed,
+            density=self.density,
         )
 
     def own_width(self, model: nn.Module, width: float) -> float:

@@ -25,10 +25,10 @@ class ClassificationSettings(TaskSettings):
     """The settings of a classification run; the defaults are the paper's if it has them."""
 
     task: ClassVar[str] = "classification"
-    version: ClassVar[int] = 4  # earlier versions lack some fields
+    version: ClassVar[int] = 5  # earlier versions lack some fields
     places: ClassVar[tuple[str, ...]] = ("data_dir", "from_checkpoint")
     of_us_nets: ClassVar[tuple[str, ...]] = (
-        *("rule", "widths_per_step", "nonuniform", "lattice"),
+        *("rule", "widths_per_step", "density", "nonuniform", "lattice"),
         *_DISTILLING,
     )
 
@@ -147,9 +147,7 @@ class ClassificationSettings(TaskSettings):
 
     def sampling(self) -> Sampling:
         if self.method == "us":
-            return Sampling(
-                self.rule, self.widths_per_step, self.nonuniform, self.lattice, seed=self.seed
-            )
+            return dataclasses.replace(super().sampling(), rule=self.rule)
         if self.method == "s":
             return Sampling("fixed", widths=self.switches, seed=self.seed)
         return super().sampling()

@@ -14,9 +14,9 @@ class ReinforcementSettings(TaskSettings):
     """The settings of a run; network and widths as in the paper, PPO as its authors use it."""
 
     task: ClassVar[str] = "reinforcement"
-    version: ClassVar[int] = 2  # version 1 lacks some fields
+    version: ClassVar[int] = 3  # earlier versions lack some fields
     of_us_nets: ClassVar[tuple[str, ...]] = (
-        *("widths_per_step", "nonuniform", "lattice", "teacher"),
+        *("widths_per_step", "density", "nonuniform", "lattice", "teacher"),
         *("distill", "distill_weight", "dual_clip"),
     )
 

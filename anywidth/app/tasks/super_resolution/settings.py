@@ -16,10 +16,10 @@ class SuperResolutionSettings(TaskSettings):
     """The settings of a super-resolution run; network and widths are the paper's."""
 
     task: ClassVar[str] = "super_resolution"
-    version: ClassVar[int] = 2  # version 1 lacks some fields
+    version: ClassVar[int] = 3  # earlier versions lack some fields
     places: ClassVar[tuple[str, ...]] = ("data_dir", "eval_dir", "cache_dir")
     of_us_nets: ClassVar[tuple[str, ...]] = (
-        *("widths_per_step", "nonuniform", "lattice", "teacher", "distill", "truth"),
+        *("widths_per_step", "density", "nonuniform", "lattice", "teacher", "distill", "truth"),
     )
 
     channels: int = option(64, "channels between blocks", at_least=1, at_most=2**14)

@@ -121,6 +121,7 @@ def test_an_ordinary_network_fails_when_sliced(tmp_path: Path) -> None:
         {"method": "i", "width": 0.5},
         {"nonuniform": True},
         {"lattice": 3},
+        {"density": "log-uniform"},
         {"rule": "random"},
         {"rule": "min+random"},
         {"rule": "max+random", "widths_per_step": 2},
