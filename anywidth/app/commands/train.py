@@ -18,7 +18,7 @@ from anywidth.app.commands.training_options import (
 from anywidth.app.interrupts import exit_code
 from anywidth.app.own_command import own_command
 from anywidth.app.runs.settings import Settings, check_read, describe, override
-from anywidth.app.showing.output import console, say
+from anywidth.app.showing.output import console, note, say
 from anywidth.app.tasks.command_options import Trust
 from anywidth.errors import AnywidthError
 from anywidth.measuring.heartbeat import working
@@ -290,10 +290,8 @@ def _print_recipes() -> None:
     for name, found in all_recipes().items():
         table.add_row(name, Text((found.__doc__ or "").strip().splitlines()[0]))
     console.print(table)
-    say(
-        "US is universally slimmable: one network for all widths. `anywidth train NAME` trains one,"
-    )
-    say("and `anywidth train NAME --show` prints its settings.")
+    note("\nUS is universally slimmable: one network for all widths.")
+    note("Train one with: anywidth train NAME (--show prints its settings)")
 
 
 def _print_fields(settings: Settings) -> None:
