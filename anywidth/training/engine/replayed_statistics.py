@@ -30,7 +30,7 @@ class ReplayedStatistics:
             elif norm.training and config in record.bank:
                 entry = record.bank[config]
                 written += entry.tensors() if entry.is_tracked else []
-        self._written = [t for t in written if t is not None and not t.is_inference()]
+        self._written = [tensor for tensor in written if tensor is not None]
 
     def are_elsewhere(self) -> bool:
         """Whether the network now uses other tensors."""

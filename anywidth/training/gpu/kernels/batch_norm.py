@@ -122,9 +122,7 @@ def deferred_norm(x: Tensor, norm: BatchNorm, partial: Tensor | None = None) -> 
 def _count_writes(norm: BatchNorm) -> None:
     """Tell PyTorch that the running statistics have changed, which it cannot see."""
     written = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
-    torch.autograd.graph.increment_version(
-        [tensor for tensor in written if tensor is not None and not tensor.is_inference()]
-    )
+    torch.autograd.graph.increment_version([t for t in written if t is not None])
 
 
 def _check(x: Tensor, norm: BatchNorm) -> None:

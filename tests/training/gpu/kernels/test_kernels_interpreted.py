@@ -32,6 +32,7 @@ def test_every_file_of_checks_is_run():
         "check_batch_norm",
         "check_deferred_norm",
         "check_depthwise",
+        "check_engine",
         "check_layers",
         "check_stem",
     ]
