@@ -39,6 +39,7 @@ class FastPath:
         read_by: for a norm: the convolution that may compute the norm.
         norm_after: for a convolution: the norm whose statistics it may compute.
         awaits: for a convolution: whether a norm has just been left to it.
+        has_taken: for a convolution: whether it has computed the norm that was left to it.
     """
 
     forward: Callable[[Any, Tensor], Tensor]
@@ -46,6 +47,7 @@ class FastPath:
     read_by: nn.Module | None = None
     norm_after: nn.Module | None = None
     awaits: bool = False
+    has_taken: bool = False
 
 
 UNUSED = ThreadUse()

@@ -16,6 +16,7 @@ from anywidth.planning.model_outputs import is_cache
 from anywidth.slimming.convert import at_width
 from anywidth.training.distillation import Distill, extras_of
 from anywidth.training.engine.trees import call, leaves, map_tensors
+from anywidth.training.gpu.fast_paths import no_norm_lost
 from anywidth.width import ChannelConfig
 
 Loss = Callable[[Any, Any], Tensor]
@@ -47,7 +48,8 @@ class Objective:
     ) -> tuple[Tensor, Any]:
         """(loss, output) at one width; `teacher` is the output to learn from, or None."""
         with at_width(model, config), self.precision(inputs):
-            output = call(model, inputs)
+            with no_norm_lost(model):
+                output = call(model, inputs)
             if teacher is None or self.distill is None:
                 return checked_scalar(self.loss(output, targets), "loss"), output
             known = {"targets": targets, "config": config}

@@ -82,6 +82,8 @@ def depthwise_forward(self: Any, x: Tensor) -> Tensor:
             "batch norm before it, but got another tensor: the network does something in between "
             "that it did not do when it was traced. Train it with SandwichStep(..., kernels=False)"
         )
+    if deferred is not None and path is not None:
+        path.has_taken = True
     x = x.contiguous(memory_format=torch.channels_last)
     if deferred is None and not is_taken(self, x):
         return slowly(self, x)

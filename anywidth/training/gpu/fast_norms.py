@@ -77,7 +77,7 @@ def norm_forward(self: Any, x: Tensor) -> Tensor:
     if self.momentum is None or not kernels.supports_batch_norm_act(x, norm):
         return slowly(self, x)
     if kind != "none" and reader is not None and reading is not None and _can_defer(reader, x):
-        reading.awaits = True
+        reading.awaits, reading.has_taken = True, False
         done = x.view_as(x)
         leave(done, DEFERRED, kernels.deferred_norm(x, norm, partial))
     else:

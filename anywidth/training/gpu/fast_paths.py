@@ -6,11 +6,14 @@ tensor between them: a norm that is still to be computed, or statistics.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from anywidth.errors import AnywidthError
 from anywidth.planning.cuts import RECORD
 from anywidth.slimming.layers import dress
 from anywidth.slimming.record import FastPath, Record, record_of
@@ -54,6 +57,22 @@ def take(tensor: Tensor, name: str) -> Any:
     """What was attached, if the tensor has not changed since."""
     value, version = tensor.__dict__.pop(name, (None, None))
     return value if version == tensor._version else None
+
+
+@contextlib.contextmanager
+def no_norm_lost(model: nn.Module) -> Iterator[None]:
+    """Refuse a pass that skips a convolution to which a norm was left: nobody computed the norm."""
+    paths = {name: path for name, m in model.named_modules() if (path := fast_path(m)) is not None}
+    for path in paths.values():
+        path.awaits = False  # after a recomputation that stopped early
+    yield
+    lost = next((name for name, path in paths.items() if path.awaits and not path.has_taken), None)
+    if lost is not None:
+        raise AnywidthError(
+            f"this pass did not run {lost!r}, which computes the batch norm before it: the network "
+            "skips a layer that it did not skip when it was traced. Train it with "
+            "SandwichStep(..., kernels=False)"
+        )
 
 
 def reach(x: Tensor) -> bool:

@@ -286,6 +286,8 @@ class Separable(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.activations[0](self.norms[0](self.expand(x)))
+        if self.factor == 0.0:
+            return self.last(x.mean((2, 3)))
         if self.factor != 1.0:
             x = x * self.factor
         x = self.activations[1](self.norms[1](self.depthwise(x)))
@@ -332,6 +334,20 @@ def test_a_norm_that_was_left_to_a_convolution_is_never_lost(deferred: list) -> 
     model.eval()(x)
     model.factor = 1.0
     model.train()(x)
+
+
+def test_a_skipped_convolution_does_not_lose_a_norm(deferred: list) -> None:
+    model = _converted(Separable()).train()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step = aw.SandwichStep(model, optimizer, nn.functional.cross_entropy, widths=2)
+    use_kernels(model)
+    x, labels = torch.randn(4, 3, 8, 8), torch.arange(4)
+    step(x, labels)
+    model.factor = 0.0  # not so when the network was traced
+    with pytest.raises(AnywidthError, match="skips"):
+        step(x, labels)
+    model.factor = 1.0
+    step(x, labels)
 
 
 def test_statistics_are_not_those_of_a_tensor_that_has_changed(deferred: list) -> None:
