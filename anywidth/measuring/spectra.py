@@ -355,10 +355,11 @@ def standard_error_of_share(share: float, count: float) -> float:
 def check_statistics(model: nn.Module, widths: Sequence[Width]) -> None:
     """Raise now, not hours later, if a norm has no statistics for a width."""
     norms = norm_records(model)
-    for width in widths:
-        with at_width(model, width):
-            for norm in norms:
-                _ = norm.running_mean
+    with evaluating(model):  # in training mode, reading statistics would make them count as new
+        for width in widths:
+            with at_width(model, width):
+                for norm in norms:
+                    _ = norm.running_mean
 
 
 def undescribed(metric: str) -> Metric:

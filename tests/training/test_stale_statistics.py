@@ -285,3 +285,18 @@ def test_a_width_left_untrained_for_long_is_not_saved_as_calibrated(tmp_path: Pa
     assert_refused(other, 0.25)
     with pytest.warns(UserWarning, match="not calibrated"):
         aw.extract(model, 0.25)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_a_network_in_training_mode_is_not_measured_or_exported_with_old_statistics(
+    mode: bool, tmp_path: Path
+) -> None:
+    """The narrowest width too, whose statistics follow the weights in training."""
+    model = calibrated(trained(network())).train(mode)
+    with torch.no_grad():
+        model[0].weight.mul_(1.1)  # type: ignore[index]
+    with pytest.raises(aw.AnywidthError, match="other weights"):
+        aw.spectrum(model, lambda model: {"top1_error": 1.0}, [0.25])
+    with pytest.raises(aw.AnywidthError, match="other weights"):
+        aw.export_bundle(model, tmp_path / "net.anywidth", [0.25], progress=False)
+    assert aw.calibrated_widths(model) == [1.0]
