@@ -207,5 +207,10 @@ def network_fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256(json.dumps(state_of(model).plan.full.to_json()).encode())
     for name, parameter in model.named_parameters():
         digest.update(f"{name} {parameter.dtype}".encode())
-        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        digest.update(_bytes(parameter))
     return digest.hexdigest()[:32]
+
+
+def _bytes(parameter: nn.Parameter) -> bytes:
+    plain = parameter.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    return bytes(plain.numpy().tobytes())
