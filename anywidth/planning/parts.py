@@ -82,7 +82,9 @@ class AttributeSlot:
     """An attribute of a module that follows the size of an axis.
 
     It is the size itself. With `power` it is a number that is `whole` at full width and follows
-    that power of the size. With `index`, the attribute is a tuple and the entry at `index` follows.
+    that power of the size. `config.num_heads` is a number of an object that the module holds; at
+    other widths it holds a copy. With `index`, the attribute is a tuple and the entry at `index`
+    follows.
     """
 
     module: str
