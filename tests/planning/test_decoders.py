@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -219,11 +221,29 @@ class NanoAttention(nn.Module):
         return projected
 
 
+class ConfiguredAttention(NanoAttention):
+    """All sizes are those of a configuration."""
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__(config.width, config.heads)
+        del self.n_head, self.n_embd
+        self.config = config
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, _ = x.size()
+        heads = self.config.heads
+        q, k, v = self.c_attn(x).split(self.config.width, dim=2)
+        q, k, v = (y.view(b, t, heads, -1).transpose(1, 2) for y in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        projected: Tensor = self.c_proj(y.transpose(1, 2).reshape(b, t, self.config.width))
+        return projected
+
+
 class Nano(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, attention: Callable[[], nn.Module] = lambda: NanoAttention(32, 4)) -> None:
         super().__init__()
         self.embed, self.head = nn.Embedding(32, 32), nn.Linear(32, 32)
-        self.attentions = nn.ModuleList(NanoAttention(32, 4) for _ in range(2))
+        self.attentions = nn.ModuleList(attention() for _ in range(2))
         self.up = nn.ModuleList(nn.Linear(32, 64) for _ in range(2))
         self.down = nn.ModuleList(nn.Linear(64, 32) for _ in range(2))
 
@@ -234,6 +254,15 @@ class Nano(nn.Module):
             x = x + down(F.gelu(up(x)))
         found: Tensor = self.head(x)
         return found
+
+
+def test_all_layers_of_a_decoder_narrow_that_reads_its_configuration() -> None:
+    config = SimpleNamespace(width=32, heads=4, dropout=0.1)
+    model = Nano(lambda: ConfiguredAttention(config))
+    aw.slimmable(model, aw.plan(model, WORDS), aw.WidthRange(0.25, 1.0, 4), strict=True)
+    assert aw.plan_of(model).elastic_layers() == (8, 9)
+    assert_agrees(model, WORDS)
+    assert vars(config) == {"width": 32, "heads": 4, "dropout": 0.1}
 
 
 def test_all_layers_of_a_decoder_written_by_hand_narrow() -> None:

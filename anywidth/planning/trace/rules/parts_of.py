@@ -109,8 +109,12 @@ def _listed(
 def _bind(cursor: Cursor, bindings: Sequence[Binding]) -> None:
     for name, place, axis in bindings:
         if axis is not None:
-            path, _, attribute = f"{cursor.layer}.{name}".strip(".").rpartition(".")
-            cursor.bind(path, attribute, axis, place, is_tried=True)
+            child, _, attribute = name.rpartition(".")
+            if child in cursor.module._modules:
+                path = f"{cursor.layer}.{child}".strip(".")
+                cursor.bind(path, attribute, axis, place, is_tried=True)
+            else:  # of the module itself, or of a configuration that it holds
+                cursor.bind(cursor.layer, name, axis, place, is_tried=True)
 
 
 def without_dim(cursor: Cursor, a: Arguments) -> Traced | list[Traced]:
