@@ -72,7 +72,7 @@ def _is_configuration(name: str, value: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _names_in_code(kind: type[nn.Module]) -> set[str]:
+def _names_in_code(kind: Any) -> set[str]:
     """The names in the code of a class that runs after a module is made."""
     functions = [
         inspect.unwrap(value)
