@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from copy import deepcopy
 from numbers import Real
 from typing import Any
@@ -45,7 +45,7 @@ class SlimmableState:
         self.weights = Weights(None)
         self.use = ThreadUse()
         self._configs: dict[float, ChannelConfig] = {}
-        self._lattices: dict[int | tuple[int, int] | None, list[ChannelConfig]] = {}
+        self._lattices: dict[Hashable, list[ChannelConfig]] = {}
         self.norms_outside: list[nn.Module] = []  # in the model that contains this network
         # What modules hold at full width, by their path and the attribute's name.
         self.configurations: dict[tuple[str, str], Any] = {}
@@ -80,17 +80,15 @@ class SlimmableState:
 
     def lattice(self, count: int | None = None) -> list[ChannelConfig]:
         """`plan.lattice`, cached: training draws from it at every step."""
-        if count not in self._lattices:
-            self._lattices[count] = self.plan.lattice(count)
-        return self._lattices[count]
+        return self.cached(count, lambda plan: plan.lattice(count))
 
-    def drawn(
-        self, count: int, seed: int, draw: Callable[[Plan, int, int], list[ChannelConfig]]
+    def cached(
+        self, key: Hashable, make: Callable[[Plan], list[ChannelConfig]]
     ) -> list[ChannelConfig]:
-        """The nonuniform configurations of a count and a seed, also cached."""
-        if (count, seed) not in self._lattices:
-            self._lattices[count, seed] = draw(self.plan, count, seed)
-        return self._lattices[count, seed]
+        """Configurations that training draws from at every step, made once per key."""
+        if key not in self._lattices:
+            self._lattices[key] = make(self.plan)
+        return self._lattices[key]
 
     def set(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
@@ -74,11 +73,9 @@ class Sampling:
             raise AnywidthError(f"lattice={self.lattice!r}: expected a whole number of at least 2")
         if self.density not in get_args(Density):
             raise AnywidthError(f"density={self.density!r}: expected one of {get_args(Density)}")
-        if self.density != "uniform" and (self.rule == "fixed" or self.lattice is not None):
-            other = "rule='fixed'" if self.rule == "fixed" else f"lattice={self.lattice}"
+        if self.density != "uniform" and self.rule == "fixed":
             raise AnywidthError(
-                f"density={self.density!r} has no effect with {other}, which draws from chosen "
-                "widths: leave one of them out"
+                f"density={self.density!r} has no effect with the rule 'fixed', which draws nothing"
             )
 
     def configurations(self, model: nn.Module | Plan) -> list[ChannelConfig]:
@@ -89,8 +86,8 @@ class Sampling:
         if not self.nonuniform:
             return source.lattice(self.lattice)
         if isinstance(source, Plan):
-            return _spread(source, self.lattice, self.seed)
-        return source.drawn(self.lattice, self.seed, _spread)
+            return _spread(source, self)
+        return source.cached(self, lambda plan: _spread(plan, self))
 
     @property
     def may_leave_out_widest(self) -> bool:
@@ -125,9 +122,13 @@ def sample_widths(
     }[sampling.rule]
     chance = random.Random(derive_seed("widths", sampling.seed, step))
     number = sampling.count - len(ends)
-    if sampling.lattice is not None:
-        return ends + chance.choices(sampling.configurations(model), k=number)
-    return ends + [_draw(plan, sampling, chance) for _ in range(number)]
+    if sampling.lattice is None:
+        return ends + [_draw(plan, sampling, chance) for _ in range(number)]
+    known = sampling.configurations(model)
+    if sampling.density == "uniform" or sampling.nonuniform:  # these have the density themselves
+        return ends + chance.choices(known, k=number)
+    widths = (_width(plan, sampling, chance.random()) for _ in range(number))
+    return ends + [known[round(_place(plan, width) * (len(known) - 1))] for width in widths]
 
 
 def _source(model: nn.Module | Plan) -> Plan | SlimmableState:
@@ -135,29 +136,37 @@ def _source(model: nn.Module | Plan) -> Plan | SlimmableState:
 
 
 def _draw(plan: Plan, sampling: Sampling, chance: random.Random) -> ChannelConfig:
-    low, high = plan.widths.low, plan.widths.high
-
-    def width() -> float:
-        if sampling.density == "uniform":
-            return chance.uniform(low, high)
-        return min(low * math.exp(chance.random() * math.log(high / low)), high)
-
     if sampling.nonuniform:
-        return plan.resolve({group.name: width() for group in plan.elastic()})
-    return plan.resolve(width())
+        groups = plan.elastic()
+        return plan.resolve({g.name: _width(plan, sampling, chance.random()) for g in groups})
+    return plan.resolve(_width(plan, sampling, chance.random()))
 
 
-def _spread(plan: Plan, count: int, seed: int) -> list[ChannelConfig]:
+def _width(plan: Plan, sampling: Sampling, share: float) -> float:
+    """The width below which this share of all draws lies."""
+    low, high = plan.widths.low, plan.widths.high
+    if sampling.density == "uniform":
+        return low + (high - low) * share
+    return min(low * (high / low) ** share, high)
+
+
+def _place(plan: Plan, width: float) -> float:
+    """Where in the range a width lies, from 0 to 1."""
+    low, high = plan.widths.low, plan.widths.high
+    return (width - low) / (high - low) if high > low else 0.0
+
+
+def _spread(plan: Plan, sampling: Sampling) -> list[ChannelConfig]:
     """Nonuniform configurations in which every group goes evenly through its widths.
 
-    A Latin hypercube: each group has `count` widths, one from each equal part of the range, in an
-    order of its own.
+    A Latin hypercube: each group has one width from each equal part of the draws, in an order of
+    its own.
     """
-    chance = random.Random(derive_seed("configurations", seed))
-    low, high = plan.widths.low, plan.widths.high
+    chance = random.Random(derive_seed("configurations", sampling.seed))
+    count = sampling.lattice or 0
     widths = {
         group.name: [
-            low + (high - low) * (place + chance.random()) / count
+            _width(plan, sampling, (place + chance.random()) / count)
             for place in chance.sample(range(count), count)
         ]
         for group in plan.elastic()

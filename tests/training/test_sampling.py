@@ -73,8 +73,8 @@ def test_draws_cover_the_range_evenly(fine: nn.Module) -> None:
 
 def test_log_uniform_draws_cover_every_doubling_evenly(fine: nn.Module) -> None:
     group = next(iter(aw.plan_of(fine).elastic())).name
-    for nonuniform in (False, True):
-        sampling = aw.Sampling("random", count=1, nonuniform=nonuniform, density="log-uniform")
+    for nonuniform, lattice in itertools.product((False, True), (None, 60)):
+        sampling = aw.Sampling("random", 1, nonuniform, lattice, density="log-uniform")
         sizes = [aw.sample_widths(fine, step, sampling)[0][group] for step in range(600)]
         assert all(64 <= size <= 256 for size in sizes)
         assert 240 < sum(size < 128 for size in sizes) < 360  # uniform: a third
@@ -86,7 +86,7 @@ def test_log_uniform_draws_cover_every_doubling_evenly(fine: nn.Module) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"density": "narrow"}, {"lattice": 4}, {"rule": "fixed", "widths": (0.5,)}],
+    [{"density": "narrow"}, {"rule": "fixed", "widths": (0.5,)}],
 )
 def test_a_density_that_means_nothing_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(aw.AnywidthError, match="density"):

@@ -122,11 +122,6 @@ class TaskSettings(Settings):
         """The widths of each training step."""
         if self.method == "i":
             return Sampling("fixed", widths=(1.0,), seed=self.seed)
-        if self.density != "uniform" and self.lattice is not None:
-            raise AnywidthError(
-                f"{self.given('density')} has no effect with {self.given('lattice')}, whose widths "
-                "are drawn equally often: leave one of them out"
-            )
         return Sampling(
             count=self.widths_per_step,
             nonuniform=self.nonuniform,

@@ -103,7 +103,6 @@ def test_what_has_no_effect_is_named(tmp_path: Path) -> None:
         (("--teacher", "ema"), "ema-decay"),
         (("--ema-decay", "1.5"), "below 1"),
         (("--weights", "sum"), "balanced"),
-        (("--density", "log-uniform", "--lattice", "4"), "--lattice 4"),
         (("--density", "log-uniform", "--method", "i"), "--method i"),
     ):
         assert_refused(command("train", *TINY_RUN, *options, *out), word)
