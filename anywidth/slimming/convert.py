@@ -194,6 +194,7 @@ def _check_elastic(name: str, plan: Plan, allow_fixed: bool) -> None:
             layers[group.fixed] += len(group.makers)
     why = "; ".join(f"{count} layers: {reason}" for reason, count in layers.most_common(3))
     if not plan.elastic():
+        why = why or "; ".join(plan.notes) or "no layer makes channels that another one reads"
         raise AnywidthError(
             f"nothing in {name} can narrow ({why}). print(anywidth.plan(model, example_input)) "
             "lists all layers; pass allow_fixed=True to convert it anyway"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.weight_norm import WeightNorm
+from torch.utils._pytree import tree_leaves, tree_map
 
 from anywidth.distributed import check_not_sharded
 from anywidth.planning.modes import evaluating
@@ -25,6 +26,9 @@ from anywidth.slimming.record import record_of
 from anywidth.slimming.spectral_weights import narrow_vectors
 from anywidth.slimming.state import check_layers, state_of
 from anywidth.width import ChannelConfig, Width
+
+# The attributes of every module.
+_OF_TORCH = frozenset(vars(nn.Module()))
 
 
 def extract(model: nn.Module, width: Width, fold: bool = False) -> nn.Module:
@@ -149,23 +153,27 @@ def _weight_norm_hooks(model: nn.Module) -> list[tuple[nn.Module, WeightNorm]]:
 
 @contextlib.contextmanager
 def without_graphs(model: nn.Module) -> Iterator[None]:
-    """Detach the weights that hooks computed, because torch cannot copy a tensor with a graph.
+    """Detach what hooks computed, because torch cannot copy a tensor with a graph.
 
-    The next forward computes them again.
+    These are weights, which the next forward computes again, and features that a module keeps.
     """
     computed = [
         (vars(module), name, value)
         for module in model.modules()
         for name, value in vars(module).items()
-        if isinstance(value, Tensor) and not value.is_leaf
+        if name not in _OF_TORCH and any(map(_has_graph, tree_leaves(value)))
     ]
     for attributes, name, value in computed:
-        attributes[name] = value.detach()
+        attributes[name] = tree_map(lambda x: x.detach() if _has_graph(x) else x, value)
     try:
         yield
     finally:
         for attributes, name, value in computed:
             attributes[name] = value
+
+
+def _has_graph(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.is_leaf
 
 
 def _compute_weights(model: nn.Module) -> None:

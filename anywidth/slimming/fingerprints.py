@@ -176,6 +176,8 @@ def _is_plain(tensor: Tensor) -> bool:
 def _first_value(tensor: Tensor) -> Tensor:
     """A view of the first value, whose place does not depend on the memory format."""
     whole = tensor.detach()
+    if whole.is_complex():
+        whole = torch.view_as_real(whole.resolve_conj())
     return whole.as_strided((min(1, whole.numel()),), (1,), whole.storage_offset())
 
 

@@ -114,6 +114,35 @@ def test_a_frozen_embedding_without_parts_narrows() -> None:
     assert kept_columns(convert(Placed(table, "embedding"), x), table) == list(range(WIDTH // 2))
 
 
+def test_a_table_of_equal_columns_narrows() -> None:
+    """As the knots of splines, which are the same for each feature."""
+    table = torch.randn(SIDE * SIDE, 1).repeat(1, WIDTH)
+    model = convert(Placed(table), x)
+    assert aw.plan_of(model).elastic_layers() == (2, 3)
+
+
+class Colours(nn.Module):
+    """A frozen change of colours before the network and one after it, as in EDSR."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+        self.body = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 3, 3))
+        self.before.requires_grad_(False)
+        self.after.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(self.body(self.before(x)))
+
+
+def test_frozen_colours_stay() -> None:
+    model = convert(Colours(), torch.randn(2, 3, 8, 8))
+    small = aw.extract(model, 0.25)
+    assert small.before.weight.shape == small.after.weight.shape == (3, 3, 1, 1)
+    assert small.body[0].out_channels == 4
+    assert "frozen" in str(aw.plan_of(model).group_of("before").fixed)
+
+
 def test_heads_that_do_not_divide_keep_the_channels() -> None:
     class Attending(Placed):
         def __init__(self) -> None:

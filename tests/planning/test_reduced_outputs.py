@@ -46,6 +46,7 @@ ENDINGS = {
     "logsumexp": lambda x: x.logsumexp(1),
     "mean": lambda x: x.mean(1),
     "largest_kept": lambda x: x.amax(1, keepdim=True),
+    "entropy": lambda x: -(x.softmax(1) * x.log_softmax(1)).sum(1) / 2,
     "any": lambda x: (x > 0).any(1).float(),
     "expectation": lambda x: (x.softmax(1) * torch.arange(10.0)).sum(1),
     "reshaped": lambda x: x.view(-1, 2, 5).sum((1, 2)),

@@ -231,6 +231,33 @@ def test_weights_that_hooks_compute_can_be_extracted_in_training(kind: str) -> N
         assert_close(model(x), small(x), 1e-5)
 
 
+class Keeping(nn.Module):
+    """A hook keeps the features of a layer in a dict, as for a distillation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 4, 1)
+        self.features: dict[str, torch.Tensor] = {}
+        self.stem.register_forward_hook(self.keep)
+
+    def keep(self, module: nn.Module, given: object, output: torch.Tensor) -> None:
+        self.features["stem"] = output
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.stem(x).relu() + self.features["stem"])
+
+
+def test_features_that_a_hook_keeps_can_be_extracted_in_training() -> None:
+    x = torch.randn(IMAGE)
+    model = convert(Keeping(), x)
+    model.train()(x).sum()
+    small = extract_quietly(model, 0.5).eval()
+    assert model.features["stem"].grad_fn is not None
+    model.eval()
+    with aw.at_width(model, 0.5):
+        assert_close(model(x), small(x), 1e-5)
+
+
 @pytest.mark.parametrize("wrap", [nn.utils.parametrizations.weight_norm, hook_weight_norm])
 def test_folding_bakes_weight_norm(wrap) -> None:
     x = torch.randn(IMAGE)

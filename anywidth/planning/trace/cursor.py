@@ -11,6 +11,7 @@ from torch import nn
 from torch.fx import Node
 
 from anywidth.planning.held_numbers import held_numbers
+from anywidth.planning.trace.known_ints import SizeSource
 from anywidth.planning.trace.solver import Pieces, Solver, TracedAxis, Unsplittable, scaled
 from anywidth.planning.trace.trace_findings import Findings, Follower, Maker, Misreading, Product
 from anywidth.planning.trace.value import Traced, shape_of
@@ -95,6 +96,34 @@ class Cursor:
         if self.failures and self.node is not None:
             self.found.reread.add(self.node)
         return guesses[self.failures]
+
+    def source(self, place: int) -> SizeSource | None:
+        """The attribute that a size of the operation comes from, if the run shows it."""
+        sources = self.found.known.sources
+        found = sources(self.node) if sources is not None and self.node is not None else []
+        return found[place] if place < len(found) else None
+
+    def follow(self, source: SizeSource, axis: TracedAxis) -> None:
+        """Let the attribute that a size comes from follow the axis of this size."""
+        times, parts = source.ratio.numerator, source.ratio.denominator
+        pieces = self.solver.pieces(axis)
+        if not pieces:
+            return
+        if times > 1:
+            found = self.solver.new(self.solver.size(axis) // times)
+            # An axis of several pieces was joined: it repeats what the attribute counts.
+            joined = found * times if len(pieces) > 1 else scaled(found, times)
+            self.unify(axis, joined)
+            pieces = found
+        self.bind(source.path, source.name, pieces * parts, source.place, is_tried=True)
+
+    @property
+    def gives_shape(self) -> bool:
+        """Whether only the shape of the result is read, to make another tensor of it."""
+        users = self.node.users if self.node is not None else ()
+        schemas = [getattr(user.target, "_schema", None) for user in users]
+        names = [schema.name.removeprefix("aten::") if schema else "" for schema in schemas]
+        return bool(names) and all(name.endswith("_like") for name in names)
 
     def sized_by(self, size: int) -> list[str]:
         """The attributes of the module that are numbers of this size."""

@@ -91,6 +91,8 @@ def _parts(table: Tensor, dim: int) -> int | None:
     columns = columns[:, columns.any(0)]  # without the place that padding has
     if columns.shape[1] == 0:
         return None
+    if torch.equal(columns, columns[:1].expand_as(columns)):
+        return 1
     ranks = [torch.unique((c / TOLERANCE).round(), return_inverse=True)[1] for c in columns]
     for parts in range(1, MOST_PARTS + 1):
         if len(columns) % parts:

@@ -27,6 +27,7 @@ from anywidth.planning.trace.found_parts import export_parts, find_parts
 from anywidth.planning.trace.held_axes import (
     add_tensors,
     keep_constants,
+    keep_filters,
     positions,
     tie_attention,
     tie_recurrent,
@@ -39,6 +40,7 @@ from anywidth.planning.trace.rehearsal import (
     rehearsal_config,
     uneven_config,
 )
+from anywidth.planning.trace.size_sources import SizeSources
 from anywidth.planning.trace.trace_findings import Findings, Known, Misreading
 from anywidth.planning.trace.walk import OUTPUT, run_rules
 from anywidth.planning.trace.written_buffers import note_written_buffers
@@ -210,7 +212,8 @@ def misread_groups(
 
 def _trace(exports: Exports) -> tuple[Plan, Guesses]:
     """Run the rules, and repeat them as long as a rehearsal shows something new."""
-    known = Known(exports.model, exports.examples)
+    sources = SizeSources(exports.model, exports.inputs, exports.traced)
+    known = Known(exports.model, exports.examples, sources=sources.of)
     rounds = 0
     while True:
         findings = _run_all_rules(known, exports)
@@ -233,6 +236,8 @@ def _trace(exports: Exports) -> tuple[Plan, Guesses]:
             known = replace(known, misread=_read_otherwise(known, _news(wrong, guesses, known)))
         elif chance := _chance_readings(exports, known, found, guesses):
             known = replace(known, failed={**known.failed, **dict.fromkeys(chance, NO_MORE)})
+        elif lost := _useless_readings(known, guesses):
+            known = replace(known, misread={**known.misread, **lost})
         else:
             found.rehearsed = True
             return found, guesses
@@ -284,6 +289,19 @@ def _news(wrong: dict[Node, int | None], guesses: Guesses, known: Known) -> dict
     return (tried or sizes) if sizes else wrong
 
 
+def _useless_readings(known: Known, guesses: Guesses) -> dict[Node, Misreading]:
+    """Operations read in another way after a failure, with which nothing narrows either.
+
+    Then the channels stay because of the operation, not because of what that reading ties them to.
+    """
+    taken = (node for node, times in known.failed.items() if 0 < times < NO_MORE)
+    return {
+        node: Misreading(None, NO_MORE)
+        for node in taken
+        if node not in guesses and node not in known.misread
+    }
+
+
 def _chance_readings(exports: Exports, known: Known, found: Plan, guesses: Guesses) -> list[Node]:
     """Readings after a failure that are only right if all groups narrow alike."""
     taken = {node for node, times in known.failed.items() if times < NO_MORE}
@@ -327,5 +345,6 @@ def _run_all_rules(known: Known, exports: Exports) -> Findings:
     # The graph of training only shows which channels belong together.
     found.products, found.uncounted = counted
     keep_constants(found)
+    keep_filters(found)
     keep_tables(found, exports)
     return found

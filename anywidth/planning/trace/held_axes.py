@@ -7,7 +7,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.exported_graphs import Exports, held_tensors, unused
-from anywidth.planning.trace.solver import scaled
+from anywidth.planning.trace.solver import TracedAxis, scaled
 from anywidth.planning.trace.trace_findings import Findings
 from anywidth.planning.trace.value import Traced, shape_of
 
@@ -103,14 +103,53 @@ def keep_constants(found: Findings) -> None:
     """
     solver = found.solver
     made = solver.variables(found.made)
+    # Rows of a parameter that a layer reads, such as centres, are learned as channels are.
+    parameters = [v for name, v in found.tensors.items() if name not in found.buffers]
+    rows = solver.variables(axis for value in parameters for axis in value.axes)
+    learned = made | (rows & solver.variables(axis for _, axis in found.readers))
     for piece in solver.pieces(tuple((variable, 1) for variable in found.fresh)):
-        if piece[0] not in made:
+        if piece[0] not in learned:
             solver.fix((piece,), "an axis of a new tensor")
     for name in found.buffers & found.tensors.keys():
         for axis in found.tensors[name].axes:
             for piece in solver.pieces(axis):
                 if piece[0] not in made:
                     solver.fix((piece,), f"an axis of the constant {name}")
+
+
+def keep_filters(found: Findings) -> None:
+    """Fix what frozen weights make of the network's input, or its output of: colours, filter banks.
+
+    Without some of these channels a part of the picture would be lost, and training could not learn
+    it again.
+    """
+    model, solver = found.known.model, found.solver
+    modules = dict(model.named_modules())
+    frozen = {path for path, module in modules.items() if _is_frozen(module)}
+    if "" in frozen:
+        return
+    made = [(maker.layer, maker.axis) for maker in found.makers]
+    for here, there, what in (
+        (made, found.readers, "made of the input by frozen weights (requires_grad=False)"),
+        (found.readers, made, "made an output by frozen weights (requires_grad=False)"),
+    ):
+        inner = {layer for layer, axis in there if _is_open(found, axis)}
+        layers: dict[int, set[str]] = {}
+        for layer, axis in here:
+            for variable in solver.variables([axis]):
+                layers.setdefault(variable, set()).add(layer)
+        for variable, own in layers.items():
+            if own <= frozen - inner:
+                solver.fix(((variable, 1),), what)
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    held = list(module.parameters())
+    return bool(held) and not any(p.requires_grad for p in held)
+
+
+def _is_open(found: Findings, axis: TracedAxis) -> bool:
+    return any(found.solver.fixed(v) is None for v in found.solver.variables([axis]))
 
 
 def positions(found: Findings) -> set[tuple[str, int]]:

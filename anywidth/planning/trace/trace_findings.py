@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import nn
 from torch.fx import Node
 
+from anywidth.planning.trace.known_ints import SizeSource
 from anywidth.planning.trace.solver import Pieces, Solver, TracedAxis
 from anywidth.planning.trace.value import Traced
 
@@ -32,6 +33,7 @@ class Known:
         misread: results of rehearsals.
         failed: operations at which a narrow network may have failed, and how often.
         positions: (parameter, index of an axis) of axes of tokens or positions, not of channels.
+        sources: for an operation, which attributes the sizes that it is given come from.
     """
 
     model: nn.Module
@@ -39,6 +41,7 @@ class Known:
     misread: Mapping[Node, Misreading] = field(default_factory=dict)
     failed: Mapping[Node, int] = field(default_factory=dict)
     positions: frozenset[tuple[str, int]] = frozenset()
+    sources: Callable[[Node], Sequence[SizeSource | None]] | None = None
 
 
 class Maker(NamedTuple):

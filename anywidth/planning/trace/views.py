@@ -97,7 +97,7 @@ def _block(
         cursor.bind(cursor.layer, name, found or (), is_tried=True)
         return {**constant, wide[place]: found}
     left = wide.index(rest) if rest in wide else None
-    place, found = _split(cursor, merged, [sizes[i] for i in wide], known, left)
+    place, found = _split(cursor, merged, {i: sizes[i] for i in wide}, known, left)
     return {**constant, wide[place]: found}
 
 
@@ -127,7 +127,10 @@ def _as_it_is(
 
 
 def _hidden(cursor: Cursor) -> str:
-    return f"reshaped to a size worked out in Python by {cursor.place}"
+    return (
+        f"reshaped by {cursor.place} to a number that stays or that Python worked out (better: -1, "
+        "x.shape, or an attribute of the module)"
+    )
 
 
 def _follow_attribute(cursor: Cursor, axis: Pieces, dim: int, size: int) -> None:
@@ -137,6 +140,9 @@ def _follow_attribute(cursor: Cursor, axis: Pieces, dim: int, size: int) -> None
     """
     names: list[str | None] = [None, *sorted(cursor.sized_by(size), key=is_feature_count)]
     misreading = cursor.misreading
+    source = cursor.source(dim)
+    if source is not None and misreading is None and not cursor.failures:
+        return cursor.follow(source, axis)
     if misreading is None:
         name = cursor.next_guess(names)
     elif misreading.dim == dim:
@@ -151,22 +157,29 @@ def _follow_attribute(cursor: Cursor, axis: Pieces, dim: int, size: int) -> None
 
 
 def _split(
-    cursor: Cursor, axis: Pieces, sizes: Sequence[int], known: int | None, rest: int | None
+    cursor: Cursor, axis: Pieces, dims: Mapping[int, int], known: int | None, rest: int | None
 ) -> tuple[int, TracedAxis]:
     """Which of the new dimensions narrows, and what it is made of.
 
     In this order: the result of a rehearsal; the present structure of the axis, if it decides; a
     number of heads that the module has under a known name; the dimension given as -1, unless it is
     the last; the largest dimension (the other dimension of a shuffle is its number of groups, that
-    of a pixel shuffle its scale).
+    of a pixel shuffle its scale), but of two attributes the first, which counts heads.
     """
-    solver = cursor.solver
+    solver, sizes = cursor.solver, list(dims.values())
+    sources = [cursor.source(dim) for dim in dims]
     decided = _as_it_is(cursor, axis, sizes, range(len(sizes)) if known is None else [known])
     if decided is not None:
         return decided
-    likely = max(range(len(sizes)), key=lambda i: (sizes[i], i))
+    # Not a dimension inside a unit, such as the entries of a window.
+    blocks = [math.prod(sizes[i:]) for i in range(len(sizes))]
+    whole = [i for i, block in enumerate(blocks) if any(m % block for _, m in axis)]
+    whole = whole or list(range(len(sizes)))
+    likely = max(whole, key=lambda i: (sizes[i], i))
     if rest is not None and rest < len(sizes) - 1:
         likely = rest
+    elif sources[likely] is not None:
+        likely = next(i for i in whole if sources[i] is not None)
     place, names = _guess(cursor, sizes, likely) if known is None else (known, ())
     before, after = math.prod(sizes[:place]), math.prod(sizes[place + 1 :])
     try:
@@ -179,6 +192,9 @@ def _split(
         cursor.unify(part, scaled(found, after))
     for name, times in names:
         cursor.bind(cursor.layer, name, scaled(found, times) or ())
+    source = sources[place]
+    if source is not None and not names and not cursor.failures and cursor.misreading is None:
+        cursor.follow(source, found)
     return place, found
 
 

@@ -23,7 +23,7 @@ from anywidth.planning.trace.nodes import (
     region_of,
     shapes_of,
 )
-from anywidth.planning.trace.rules.table import LOOKUPS, MAKERS, RULES, VIEWS
+from anywidth.planning.trace.rules.table import ELEMENTWISE, LOOKUPS, MAKERS, RULES, VIEWS
 from anywidth.planning.trace.trace_findings import Findings
 from anywidth.planning.trace.value import Traced, as_constant
 from anywidth.planning.trace.width_constants import look_for_constant
@@ -129,7 +129,22 @@ class Walk:
         """Whether an operation sums over an axis of two tensors, which may be any channels."""
         product = node.all_input_nodes[0] if op_name(node.target) == "sum" else node
         factors = product.all_input_nodes if op_name(product.target) == "mul" else []
-        return len(factors) == 2 and all(factor in self.batched for factor in factors)
+        if len(factors) != 2 or not all(factor in self.batched for factor in factors):
+            return False
+        first, second = (self._elementwise_sources(factor) for factor in factors)
+        return first.isdisjoint(second)  # of p and log p, what is summed over are classes
+
+    def _elementwise_sources(self, node: Node) -> set[Node]:
+        """A tensor and those that it comes from, with all of their channels, entry by entry."""
+        found, left = set[Node](), [node]
+        while left:
+            passed = left.pop()
+            if passed in found or passed.op != "call_function":
+                continue
+            found.add(passed)
+            if op_name(passed.target) in ELEMENTWISE:
+                left += [n for n in passed.all_input_nodes if n in self.batched]
+        return found
 
     def _makes_batch(self, node: Node) -> bool:
         """Whether an operation makes something per example: first states, learned queries."""

@@ -78,10 +78,14 @@ def _scaled_inputs(cursor: Cursor, number: float, values: dict[Node, Any]) -> Tr
     is_own = all(
         isinstance(v, Traced) and (v.source or "").startswith(f"{cursor.layer}.") for v in held
     )
-    if weight is None or len(weight.shape) < 2 or not held or not is_own:
+    if weight is None or not held or not is_own:
         return None
-    gain = number * math.sqrt(math.prod(weight.shape[1:]))
-    return weight.axes[1] if 1 - 1e-6 <= gain <= MOST_GAIN else None
+    places = [place for place, size in enumerate(weight.shape) if size > 1]
+    first = places[0] if places else 0  # after an axis for the examples
+    if len(weight.shape) < first + 2:
+        return None
+    gain = number * math.sqrt(math.prod(weight.shape[first + 1 :]))
+    return weight.axes[first + 1] if 1 - 1e-6 <= gain <= MOST_GAIN else None
 
 
 def _report(cursor: Cursor, constant: WidthConstant, is_explained: bool) -> None:

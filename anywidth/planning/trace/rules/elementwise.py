@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace as Arguments
 from typing import Any
 
+import torch
+
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.solver import TracedAxis
 from anywidth.planning.trace.value import Traced
@@ -80,6 +82,13 @@ def transform(cursor: Cursor, a: Arguments) -> Traced:
     dims = range(len(a.self.shape)) if a.dim is None else a.dim
     dims = [dims] if isinstance(dims, int) else dims
     return cursor.output(cursor.closed(a.self, dims, "transformed"))
+
+
+def difference(cursor: Cursor, a: Arguments) -> Traced:
+    """Two tensors compared entry by entry: all of their differences, or the mean or sum."""
+    shape = torch.broadcast_shapes(a.self.shape, a.target.shape)
+    axes = cursor.broadcast([a.self, a.target], shape)
+    return cursor.output(axes if cursor.shape else [])
 
 
 def compare(cursor: Cursor, a: Arguments) -> Traced:

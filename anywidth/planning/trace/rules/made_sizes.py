@@ -31,12 +31,21 @@ def expand(cursor: Cursor, a: Arguments) -> Traced:
     axes = cursor.broadcast([a.self, getattr(a, "other", None)], shape)
     if not isinstance(getattr(a, "other", None), Traced):
         old = (1,) * (len(shape) - len(a.self.shape)) + a.self.shape
+        for dim, axis in enumerate(axes):
+            source = cursor.source(dim)
+            if source is not None and axis is not None:
+                cursor.guess()
+                cursor.follow(source, axis)
         _size(cursor, axes, [i for i, size in enumerate(shape) if old[i] == 1 < size])
     return cursor.output(axes)
 
 
 def _size(cursor: Cursor, axes: list[TracedAxis], dims: Sequence[int]) -> None:
     """Has new dimensions follow channels, if they have the size of any."""
+    given = [dim for dim in dims if cursor.shape[dim] > 1 and cursor.source(dim) is not None]
+    if given and cursor.misreading is None and not cursor.failures:
+        _follow_sources(cursor, axes, given)
+        return
     batch, last = cursor.found.known.batch, len(axes) - 1
     dims = [dim for dim in dims if cursor.shape[dim] != batch or dim == last]
     known = _followed(cursor, axes, dims)
@@ -63,6 +72,16 @@ def _size(cursor: Cursor, axes: list[TracedAxis], dims: Sequence[int]) -> None:
     sized = place if dim is None else dim
     if sized is not None and name is not None:
         cursor.bind(cursor.layer, name, axes[sized] or (), is_tried=True)
+
+
+def _follow_sources(cursor: Cursor, axes: list[TracedAxis], dims: Sequence[int]) -> None:
+    """Has new dimensions follow the attributes that they come from, if those follow channels."""
+    cursor.guess()
+    for dim in dims:
+        source = cursor.source(dim)
+        assert source is not None
+        axes[dim] = cursor.found.fresh_axis(cursor.shape[dim])
+        cursor.follow(source, axes[dim])
 
 
 def _followed(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace as Arguments
 from typing import NamedTuple
 
@@ -10,12 +12,15 @@ from torch.fx import Node
 
 from anywidth.planning.held_numbers import held_numbers, is_number_of_heads
 from anywidth.planning.trace.cursor import Cursor
+from anywidth.planning.trace.known_ints import SizeSource
 from anywidth.planning.trace.solver import Pieces, TracedAxis, Unsplittable
 from anywidth.planning.trace.value import Traced, shape_of
 from anywidth.planning.trace.written_names import written_names
 
-# An attribute, the place in it if it is a list, and the axis whose size it may be.
-Binding = tuple[str, int | None, TracedAxis]
+# An attribute, and the axis whose size it may be.
+Binding = tuple[SizeSource, TracedAxis]
+# Slices of more equal parts than this count as cut anywhere.
+MOST_PARTS = 16
 
 
 def chunk(cursor: Cursor, a: Arguments) -> list[Traced]:
@@ -49,9 +54,9 @@ def _known_parts(cursor: Cursor, axis: Pieces, sizes: Sequence[int]) -> Sequence
         cursor.equal_parts(axis, len(sizes)) if is_equal else cursor.solver.cut(axis, sizes)
     )
     # The code may keep a list of the sizes, that of a part, or that of all: `split(self.n // 2)`.
-    guesses: list[list[Binding]] = [[], *_listed(cursor, parts, sizes)]
-    guesses += [[(name, None, parts[0])] for name in cursor.sized_by(sizes[0])]
-    guesses += [[(name, None, axis)] for name in cursor.sized_by(sum(sizes))] if is_equal else []
+    guesses = [*_from_attributes(cursor, parts), [], *_listed(cursor, parts, sizes)]
+    guesses += [[_held(cursor, name, parts[0])] for name in cursor.sized_by(sizes[0])]
+    guesses += [[_held(cursor, name, axis)] for name in cursor.sized_by(sum(sizes)) if is_equal]
     _bind(cursor, cursor.next_guess(guesses) or [])
     cursor.guess()
     return parts
@@ -63,25 +68,23 @@ def _unequal(cursor: Cursor, axis: Pieces, sizes: Sequence[int]) -> Sequence[Tra
     So may one that a module inside it keeps.
     """
     solver, reason = cursor.solver, f"cut into unequal parts {list(sizes)} by {cursor.op}"
-    own = [names[:1] for names in _sized_by(cursor, sizes)]
-    inner = [
-        names or cursor.sized_by_child(size)[:1] for names, size in zip(own, sizes, strict=True)
-    ]
-    tried = (
-        None if cursor.misreading else cursor.next_guess([inner, own] if inner != own else [own])
-    )
     try:
         parts = solver.cut(axis, sizes)
     except Unsplittable:
         solver.fix(axis, reason)
         return [None] * len(sizes)
+    guesses = [*_from_attributes(cursor, parts), *_listed(cursor, parts, sizes)[:1]]
+    own = [names[:1] for names in _sized_by(cursor, sizes)]
+    inner = [
+        names or cursor.sized_by_child(size)[:1] for names, size in zip(own, sizes, strict=True)
+    ]
+    for held in [inner, own] if inner != own else [own]:
+        named = zip(held, parts, strict=True)
+        guesses.append([_held(cursor, name, part) for names, part in named for name in names])
+    tried = None if cursor.misreading else cursor.next_guess(guesses)
     cursor.guess()
-    bindings: list[Binding] = []
-    if tried is not None:
-        named = [(n[0], None, part) for n, part in zip(tried, parts, strict=True) if n]
-        bindings = next(iter(_listed(cursor, parts, sizes)), [*named])
-    _bind(cursor, bindings)
-    bound = solver.variables(axis for _, _, axis in bindings)
+    _bind(cursor, tried or [])
+    bound = solver.variables(axis for _, axis in tried or [])
     for part in parts:
         if bound.isdisjoint(solver.variables([part])):
             solver.fix(part, reason)
@@ -97,24 +100,33 @@ def _sized_by(cursor: Cursor, sizes: Sequence[int]) -> list[list[str]]:
     return named if any(named) else held
 
 
+def _from_attributes(cursor: Cursor, parts: Sequence[TracedAxis]) -> list[list[Binding]]:
+    """The attributes that the sizes of parts come from, if a run showed any."""
+    sources = [(cursor.source(place), part) for place, part in enumerate(parts)]
+    found = [(source, part) for source, part in sources if source is not None]
+    return [found] if found else []
+
+
 def _listed(
     cursor: Cursor, parts: Sequence[TracedAxis], sizes: Sequence[int]
 ) -> list[list[Binding]]:
     """For each list of the sizes that the module around keeps: its entries, a part for each."""
     held = vars(cursor.module).items()
     names = [n for n, v in held if isinstance(v, list | tuple) and list(v) == list(sizes)]
-    return [[(name, i, part) for i, part in enumerate(parts)] for name in names]
+    return [[_held(cursor, name, part, i) for i, part in enumerate(parts)] for name in names]
+
+
+def _held(cursor: Cursor, name: str, axis: TracedAxis, place: int | None = None) -> Binding:
+    """An attribute of the module around, of one inside it, or of a configuration that it holds."""
+    child, _, attribute = name.rpartition(".")
+    if child in cursor.module._modules:
+        return SizeSource(f"{cursor.layer}.{child}".strip("."), attribute, place), axis
+    return SizeSource(cursor.layer, name, place), axis
 
 
 def _bind(cursor: Cursor, bindings: Sequence[Binding]) -> None:
-    for name, place, axis in bindings:
-        if axis is not None:
-            child, _, attribute = name.rpartition(".")
-            if child in cursor.module._modules:
-                path = f"{cursor.layer}.{child}".strip(".")
-                cursor.bind(path, attribute, axis, place, is_tried=True)
-            else:  # of the module itself, or of a configuration that it holds
-                cursor.bind(cursor.layer, name, axis, place, is_tried=True)
+    for source, axis in bindings:
+        cursor.follow(source, axis)
 
 
 def without_dim(cursor: Cursor, a: Arguments) -> Traced | list[Traced]:
@@ -131,37 +143,65 @@ def slice_(cursor: Cursor, a: Arguments) -> Traced:
     if axis is not None and 0 < kept < full:
         start, step = (a.start or 0) % full, getattr(a, "step", 1)
         axes[a.dim] = None
-        if step == 1 and kept > 1:
-            axes[a.dim] = _slice_of(cursor, axis, start, kept)
-        elif step > 1 and kept * step == full and cursor.misreading is None:
-            cursor.guess()  # one of `step` neighbours, such as a gate and what it opens
+        if cursor.gives_shape and (step > 1 or kept == 1):
+            return cursor.output(axes)
+        if step > 1 and kept * step == full and cursor.misreading is None:
+            # One of `step` neighbours, such as a gate and what it opens.
             axes[a.dim] = cursor.in_units(axis, kept, step)
-        if axes[a.dim] is None:
+        elif step == 1:
+            axes[a.dim] = _row(cursor, axis, start, start + kept)
+        if axes[a.dim] is not None:
+            cursor.guess()
+        else:
             cursor.solver.fix(axis, f"sliced to {kept} of {full} by {cursor.place}")
     return cursor.output(axes)
 
 
-def _slice_of(cursor: Cursor, axis: Pieces, start: int, kept: int) -> TracedAxis:
-    """One of several equal parts, or as many heads as the module has by a number that it keeps."""
-    full = cursor.solver.size(axis)
-    numbers: list[Counted | None] = [*_counted(cursor, kept)]
-    if full % kept == 0 and start % kept == 0:
-        numbers.insert(0 if _is_cut_evenly(cursor) else len(numbers), None)
-    times = cursor.misreading.times if cursor.misreading else cursor.failures
-    if times >= len(numbers):
-        return None
-    number = numbers[times] if cursor.misreading else cursor.next_guess(numbers)
-    if number is None:
-        cursor.guess()
-        return cursor.equal_parts(axis, full // kept)[start // kept]
-    before, after = [start] if start else [], [full - start - kept] if start + kept < full else []
+# What neighbouring entries of an axis, from one place to another, are.
+Reading = Callable[[Cursor, Pieces, int, int], TracedAxis]
+
+
+def _row(cursor: Cursor, axis: Pieces, start: int, end: int) -> TracedAxis:
+    """Neighbouring entries: up to an attribute, as many as a number says, or equal parts."""
+    part = math.gcd(start, end, cursor.solver.size(axis))
+    guesses: list[Reading] = []
+    if end - start > 1:
+        guesses += [functools.partial(_counted_by, n) for n in _counted(cursor, end - start)]
+        if part > 1 and cursor.solver.size(axis) // part <= MOST_PARTS:
+            guesses.insert(0 if _is_cut_evenly(cursor) else len(guesses), _of_equal_parts)
+    if cursor.source(0) or cursor.source(1):
+        guesses.insert(0, _up_to_attributes)
+    if cursor.misreading is None:
+        guess = cursor.next_guess([*guesses, None])
+    else:
+        guess = next(iter(guesses[cursor.misreading.times :]), None)
     try:
-        part = cursor.solver.cut(axis, [*before, kept, *after])[len(before)]
+        return None if guess is None else guess(cursor, axis, start, end)
     except Unsplittable:
         return None
-    cursor.guess()
-    _count(cursor, number, part)
-    return part
+
+
+def _of_equal_parts(cursor: Cursor, axis: Pieces, start: int, end: int) -> TracedAxis:
+    size = cursor.solver.size(axis)
+    part = math.gcd(start, end, size)
+    parts = cursor.equal_parts(axis, size // part)[start // part : end // part]
+    return None if parts[0] is None else tuple(piece for one in parts for piece in one or ())
+
+
+def _up_to_attributes(cursor: Cursor, axis: Pieces, start: int, end: int) -> TracedAxis:
+    """Entries from or to a number that a module keeps: the parts before, between and after."""
+    before, within, after = _around(cursor, axis, start, end)
+    for place, (first, rest) in enumerate(((before, True), (before + within, after))):
+        source = cursor.source(place)
+        if source is not None and first:
+            cursor.follow(source, first)
+        elif first and rest:
+            cursor.solver.fix(first, f"cut at a constant place by {cursor.place}")
+    return within
+
+
+def _around(cursor: Cursor, axis: Pieces, start: int, end: int) -> Sequence[Pieces]:
+    return cursor.solver.cut(axis, [start, end - start, cursor.solver.size(axis) - end])
 
 
 class Counted(NamedTuple):
@@ -182,10 +222,13 @@ def _counted(cursor: Cursor, size: int) -> list[Counted]:
     ]
 
 
-def _count(cursor: Cursor, number: Counted, part: Pieces) -> None:
-    size = cursor.solver.size(part) // number.entries
+def _counted_by(number: Counted, cursor: Cursor, axis: Pieces, start: int, end: int) -> TracedAxis:
+    """As many entries as a number of the module says."""
+    part = _around(cursor, axis, start, end)[1]
+    size = (end - start) // number.entries
     units = part if number.entries == 1 else cursor.in_units(part, size, number.entries)
     cursor.bind(cursor.layer, number.name, units, is_tried=True)
+    return part
 
 
 def _is_cut_evenly(cursor: Cursor) -> bool:

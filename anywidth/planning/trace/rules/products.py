@@ -150,6 +150,17 @@ def einsum(cursor: Cursor, a: Arguments) -> Traced:
     return cursor.output([axes[letter] for letter in right])
 
 
+def tensordot(cursor: Cursor, a: Arguments) -> Traced:
+    """A sum over some axes of two tensors; the others stay in their order."""
+    first = list(string.ascii_letters[: len(a.self.shape)])
+    second = list(string.ascii_letters[len(first) : len(first) + len(a.other.shape)])
+    for own, other in zip(a.dims_self, a.dims_other, strict=True):
+        second[other] = first[own]
+    kept = [x for x in first + second if (x in first) != (x in second)]
+    equation = f"{''.join(first)},{''.join(second)}->{''.join(kept)}"
+    return einsum(cursor, Arguments(equation=equation, tensors=[a.self, a.other]))
+
+
 def _spelled_out(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     """The letters of each factor and of the result, with those that `...` stands for."""
     left, arrow, right = equation.replace(" ", "").partition("->")

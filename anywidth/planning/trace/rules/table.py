@@ -46,6 +46,7 @@ PRODUCTS: dict[str, Rule] = {
     **_rows(products.matmul, "matmul mm bmm mv dot vdot"),
     **_rows(products.addmm, "addmm baddbmm"),
     **_rows(products.einsum, "einsum"),
+    **_rows(products.tensordot, "tensordot"),
     **_rows(products.attention, "scaled_dot_product_attention"),
     **_rows(products.grouped, "_grouped_mm transformers::grouped_mm_fallback"),
     **_rows(products.distances, "cdist"),
@@ -118,6 +119,7 @@ RULES: dict[str, Rule] = {
         "var_mean std_mean nanmean nansum median aminmax linalg_norm",
     ),
     **_rows(elementwise.compare, "cosine_similarity pairwise_distance"),
+    **_rows(elementwise.difference, "mse_loss l1_loss smooth_l1_loss huber_loss"),
     **_rows(
         elementwise.transform,
         "fft_fft fft_ifft fft_rfft fft_irfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn "
@@ -163,3 +165,6 @@ RULES: dict[str, Rule] = {
     **_rows(reshapes.channel_shuffle, "channel_shuffle native_channel_shuffle"),
     **_rows(reshapes.glu, "glu"),
 }
+
+# Operations that give each entry of their result from the same entry of what they take.
+ELEMENTWISE = {name for name, rule in RULES.items() if rule is elementwise.elementwise}

@@ -1,0 +1,192 @@
+"""Which attributes of modules the sizes of reshapes, splits and new tensors come from.
+
+A graph shows numbers. One run of the network, with attributes that remember where they come from,
+shows which of these numbers are an attribute or a multiple of one: `view(b, 2 * self.hidden, -1)`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+from torch.overrides import TorchFunctionMode
+
+from anywidth.planning.modes import modes_kept
+from anywidth.planning.trace.known_ints import KnownInt, SizeSource
+from anywidth.planning.trace.nodes import layer_of, nodes_of, op_name
+
+# Operations that are given the size of each dimension of their result, or of each part.
+SHAPED = ("view", "reshape", "zeros", "ones", "empty", "full", "expand", "new_zeros", "new_ones",
+          "new_empty", "new_full")  # fmt: skip
+SPLIT = ("split", "split_with_sizes")
+# These also have arguments before the sizes, and give sizes by dimension only inside them.
+UNFLATTENED = "unflatten"
+INDEXED = ("__getitem__", "__setitem__")
+# The numbers of torch's layers are known from their weights, but for these.
+READ_IN_TORCH = (nn.Unflatten,)
+
+
+class SizeSources:
+    """The sources of the sizes in a network's graphs; each graph's are looked up when needed."""
+
+    def __init__(self, model: nn.Module, inputs: tuple[Any, ...], traced: dict[bool, Any]) -> None:
+        self._model, self._inputs, self._traced = model, inputs, traced
+        self._by_node: dict[Node, list[SizeSource | None]] | None = None
+
+    def of(self, node: Node) -> list[SizeSource | None]:
+        """For each size that an operation is given its source; empty if that is not known."""
+        if self._by_node is None:
+            self._by_node = {}
+            for training, graph in self._traced.items():
+                self._by_node |= self._matched(training, graph)
+        return self._by_node.get(node, [])
+
+    def _matched(self, training: bool, graph: Any) -> dict[Node, list[SizeSource | None]]:
+        """The records of a run for the nodes of the graph: both in order, per module."""
+        try:
+            records = _record(self._model, self._inputs, training)
+        except Exception:
+            return {}  # it runs only while it is exported
+        nodes = defaultdict(list)
+        for node in nodes_of(graph.graph_module):
+            name = _plain(op_name(node.target))
+            if node.op == "call_function" and (layer_of(node), name) in records:
+                nodes[layer_of(node), name].append(node)
+        return {
+            node: record
+            for key, found in nodes.items()
+            if len(found) == len(records[key])
+            for node, record in zip(found, records[key], strict=True)
+        }
+
+
+Records = dict[tuple[str, str], list[list[SizeSource | None]]]
+
+
+def _record(model: nn.Module, inputs: tuple[Any, ...], training: bool) -> Records:
+    """The sources of the sizes that each module gives, by its path and the operation's name."""
+    memo: dict[int, Any] = {id(p): p for p in model.parameters()}
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, Tensor):  # a weight that a hook computes
+                memo[id(value)] = value.detach()
+    twin = copy.deepcopy(model, memo)
+    for path, module in twin.named_modules():
+        if not type(module).__module__.startswith("torch.nn.") or isinstance(module, READ_IN_TORCH):
+            _remember(path, module)
+    recording = _Recording()
+    hooks = []
+    for path, module in twin.named_modules():
+        hooks += [
+            module.register_forward_pre_hook(recording.entering(path), prepend=True),
+            module.register_forward_hook(recording.leaving, always_call=True),
+        ]
+    with modes_kept(twin), torch.random.fork_rng(devices=[]), torch.no_grad():
+        twin.train(training)
+        with recording:
+            twin(*copy.deepcopy(inputs))
+    return recording.records
+
+
+def _remember(path: str, module: nn.Module) -> None:
+    """Let the numbers of a module remember where they come from."""
+    held = vars(module)
+    for name, value in list(held.items()):
+        if name.startswith("_"):
+            continue
+        if type(value) is int and value > 1:
+            held[name] = KnownInt(value, SizeSource(path, name))
+        elif type(value) in (tuple, list, torch.Size) and all(type(v) is int for v in value):
+            entries = (KnownInt(v, SizeSource(path, name, i)) for i, v in enumerate(value))
+            held[name] = list(entries) if type(value) is list else tuple(entries)
+
+
+class _Recording(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: Records = defaultdict(list)
+        self._running: list[str] = []
+
+    def entering(self, path: str) -> Any:
+        return lambda module, given: self._running.append(path)
+
+    def leaving(self, module: nn.Module, given: Any, output: Any) -> None:
+        self._running.pop()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name in INDEXED:
+            for ends in _slices(args[0], args[1]):
+                self.records[self._running[-1] if self._running else "", "slice"].append(ends)
+        if name in SHAPED or name in SPLIT or name == UNFLATTENED:
+            sizes = list(_sizes(name, args, kwargs or {}))
+            key = self._running[-1] if self._running else "", _plain(name)
+            self.records[key].append(_in_place(name, sizes, args, kwargs or {}, result))
+        return result
+
+
+def _plain(name: str) -> str:
+    """One name for an operation under several."""
+    return {"split_with_sizes": "split", "reshape": "view"}.get(name, name)
+
+
+def _sizes(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[SizeSource | None]:
+    """The sources of the sizes among the arguments of an operation."""
+    keys = ("size", "shape", "sizes", "split_size_or_sections", "split_size", "split_sizes")
+    named = next((kwargs[key] for key in keys if key in kwargs), None)
+    is_made = name in ("zeros", "ones", "empty", "full")
+    rest = args if is_made else args[2 if name == UNFLATTENED else 1 :]
+    given = named if named is not None else rest
+    if named is None and rest and isinstance(rest[0], list | tuple):
+        given = rest[0]
+    elif named is None and (name in SPLIT or name in ("full", "new_full")):
+        given = rest[:1]
+    for size in given if isinstance(given, list | tuple) else [given]:
+        yield _source(size)
+
+
+def _source(number: Any) -> SizeSource | None:
+    return number.source if isinstance(number, KnownInt) else None
+
+
+def _slices(tensor: Tensor, index: Any) -> Iterator[list[SizeSource | None]]:
+    """The sources of both ends of every slice that leaves something out."""
+    places = index if isinstance(index, tuple) else (index,)
+    taken = [p for p in places if p is not None and p is not Ellipsis and not isinstance(p, bool)]
+    dim = 0
+    for place in places:
+        if place is Ellipsis:
+            dim = tensor.dim() - len(taken) + dim
+        elif isinstance(place, slice):
+            size = tensor.shape[dim]
+            if range(size)[place] != range(size):
+                yield [_source(place.start), _source(place.stop)]
+            dim += 1
+        elif place is not None:
+            dim += place.dim() if isinstance(place, Tensor) and place.dtype == torch.bool else 1
+
+
+def _in_place(
+    name: str,
+    sizes: list[SizeSource | None],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    result: Any,
+) -> list[SizeSource | None]:
+    """One entry per dimension of the result, or per part."""
+    if name in SPLIT:
+        return sizes
+    rank = result.dim()
+    if name == UNFLATTENED:
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else 0) % (rank - len(sizes) + 1)
+        sizes = [None] * dim + sizes
+        sizes += [None] * (rank - len(sizes))
+    return sizes if len(sizes) == rank else [None] * rank
