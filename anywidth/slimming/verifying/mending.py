@@ -11,6 +11,9 @@ from anywidth.slimming.verifying.trial import Failure, Trial, only
 from anywidth.slimming.verifying.unseen_tensors import Narrowed, unseen_tensors
 from anywidth.width import ChannelConfig
 
+# Attributes of more modules than this are not tried together.
+MOST_MODULES = 16
+
 
 def mend(trial: Trial, group: str, failure: Failure) -> bool:
     """Try to let a failing group narrow after all; keep the change if it works.
@@ -30,16 +33,49 @@ def mend(trial: Trial, group: str, failure: Failure) -> bool:
         ties = _tied_groups(plan, group) if is_tied else {}
         if ties is None or not _runs_with(trial, group, failure, chosen, ties):
             continue
-        for slot in list(chosen):
-            fewer = [other for other in chosen if other != slot]
-            if fewer and _runs_with(trial, group, failure, fewer, ties):
-                chosen = fewer
-        plan.attributes = plan.attributes + chosen
-        plan.groups |= ties
-        plan.notes += _notes(plan, group, chosen, ties)
-        state_of(trial.model).forget()
+        _add(trial, group, failure, chosen, ties)
         return True
-    return False
+    chosen = _one_after_the_other(trial, group, failure, slots)
+    if chosen:
+        _add(trial, group, failure, chosen, {})
+    return bool(chosen)
+
+
+def _one_after_the_other(
+    trial: Trial, group: str, failure: Failure, slots: list[AttributeSlot]
+) -> list[AttributeSlot]:
+    """Attributes of several modules, each of which checks the size of what it is given."""
+    chosen: list[AttributeSlot] = []
+    for _ in range(MOST_MODULES):
+        if not slots:
+            return []
+        chosen = chosen + slots
+        later = _failure_with(trial, group, failure, chosen, {})
+        if later is None:
+            return chosen
+        known = {(slot.module, slot.attribute) for slot in chosen}
+        found = _fitting_attributes(trial, group, later)
+        slots = [slot for slot in found if (slot.module, slot.attribute) not in known]
+    return []
+
+
+def _add(
+    trial: Trial,
+    group: str,
+    failure: Failure,
+    chosen: list[AttributeSlot],
+    ties: dict[str, ChannelGroup],
+) -> None:
+    """Add attributes and ties with which the network runs to the plan, but only those it needs."""
+    plan = trial.plan
+    for slot in list(chosen):
+        fewer = [other for other in chosen if other != slot]
+        if fewer and _runs_with(trial, group, failure, fewer, ties):
+            chosen = fewer
+    plan.attributes = plan.attributes + chosen
+    plan.groups |= ties
+    plan.notes += _notes(plan, group, chosen, ties)
+    state_of(trial.model).forget()
 
 
 def _follow_unseen(trial: Trial, group: str, failure: Failure) -> bool:
@@ -71,6 +107,17 @@ def _runs_with(
     ties: dict[str, ChannelGroup],
 ) -> bool:
     """Whether the network runs with these attributes and ties; the plan is restored."""
+    return _failure_with(trial, group, failure, slots, ties) is None
+
+
+def _failure_with(
+    trial: Trial,
+    group: str,
+    failure: Failure,
+    slots: list[AttributeSlot],
+    ties: dict[str, ChannelGroup],
+) -> Failure | None:
+    """The failure with these attributes and ties; the plan is restored."""
     plan, state = trial.plan, state_of(trial.model)
     groups, attributes = plan.groups, plan.attributes
     state.set(trial.model, plan.full)  # the width before may not be one with these ties
@@ -79,7 +126,7 @@ def _runs_with(
     try:
         config = _narrowed(plan, group, failure.config)
         failing = trial.training_failure if failure.is_training else trial.failure
-        return failing(config) is None
+        return failing(config)
     finally:
         # While the attributes still follow; afterwards nothing would restore them.
         state.set(trial.model, plan.full)
@@ -115,11 +162,14 @@ def _narrowed(plan: Plan, group: str, config: ChannelConfig) -> ChannelConfig:
 def _fitting_attributes(trial: Trial, group: str, failure: Failure) -> list[AttributeSlot]:
     """Attributes of the failing modules that equal the group's channels or number of units.
 
-    Units are, for example, the heads of attention.
+    Units are, for example, the heads of attention. Some layers may have other numbers of channels
+    per unit than the group is counted in.
     """
     plan = trial.plan
     channels, unit = plan.groups[group].channels, plan.groups[group].unit
-    sizes = {channels // unit: 1, channels: unit}
+    axes = (axis for axes in plan.tensors.values() for axis in axes if axis and len(axis) == 1)
+    sizes = {channels // unit * one.per_unit: one.per_unit for (one,) in axes if one.group == group}
+    sizes |= {channels // unit: 1, channels: unit}
     known = {(slot.module, slot.attribute) for slot in plan.attributes}
     return [
         AttributeSlot(path, name, (Segment(group, sizes[value]),))
