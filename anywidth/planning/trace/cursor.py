@@ -249,7 +249,10 @@ class Cursor:
         for other in self.found.followers:
             is_same = (other.attribute, other.place) == (name, place)
             if is_same and model.get_submodule(other.path) is module:
+                are_fresh = self.found.is_fresh(other.axis) and self.found.is_fresh(axis)
                 self.unify(other.axis, axis)
+                if are_fresh:
+                    self.found.fresh |= self.solver.variables([axis])
         self.found.followers.append(Follower(path, name, axis, place, power, whole, is_tried))
 
     def count(self, value: Traced, inner: Sequence[tuple[int, TracedAxis]], times: int = 1) -> None:

@@ -64,8 +64,10 @@ def _block(
     kept = [i for i in olds if value.shape[i] > 1]
     elastic = [i for i in kept if value.axes[i] is not None]
     constant: dict[int, TracedAxis] = dict.fromkeys(sizes)
+    count = len(elastic)
     if len(elastic) > 1:  # it has met no channels, so it is not one of theirs
         elastic = [i for i in elastic if not cursor.found.is_fresh(value.axes[i])]
+    repeats = len(elastic) < count
     if len(elastic) > 1:
         cursor.found.merged += [value.axes[i] for i in elastic]
         for i in elastic[1:]:  # whole heads may narrow, not the channels of each as well
@@ -84,7 +86,8 @@ def _block(
         solver.fix(axis, _hidden(cursor))
         return constant
     if len(wide) == 1:
-        _follow_attribute(cursor, merged, wide[0], sizes[wide[0]])
+        if not repeats:  # otherwise the attribute may be how often channels are repeated
+            _follow_attribute(cursor, merged, wide[0], sizes[wide[0]])
         return {**constant, wide[0]: merged}
     known = wide.index(misreading.dim) if misreading and misreading.dim in wide else None
     within = None if known is None else _within_groups(cursor, merged, [sizes[i] for i in wide])
@@ -141,7 +144,8 @@ def _follow_attribute(cursor: Cursor, axis: Pieces, dim: int, size: int) -> None
     names: list[str | None] = [None, *sorted(cursor.sized_by(size), key=is_feature_count)]
     misreading = cursor.misreading
     source = cursor.source(dim)
-    if source is not None and misreading is None and not cursor.failures:
+    # Of a parameter, this may be something else that has the attribute's size.
+    if source is not None and cursor.is_batched and misreading is None and not cursor.failures:
         return cursor.follow(source, axis)
     if misreading is None:
         name = cursor.next_guess(names)
