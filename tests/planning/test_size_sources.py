@@ -210,6 +210,25 @@ def test_only_the_shape_of_a_slice_is_read() -> None:
     assert_agrees(model, x)
 
 
+def test_a_rest_kept_in_a_tuple_is_no_size() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shape, self.stem, self.head = (
+                (1, -1, 1, 1),
+                nn.Conv2d(3, 16, 1),
+                nn.Conv2d(16, 2, 1),
+            )
+            self.scale = nn.Parameter(torch.ones(16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.stem(x) * self.scale.view(self.shape))
+
+    model = convert(Scaled(), torch.randn(2, 3, 4, 4))
+    assert model.shape == (1, -1, 1, 1)
+    assert aw.plan_of(model).elastic_layers() == (1, 2)
+
+
 def test_numbers_remember_where_they_come_from() -> None:
     source = SizeSource("block", "dim")
     dim = KnownInt(24, source)

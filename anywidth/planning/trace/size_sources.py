@@ -101,9 +101,10 @@ def _remember(path: str, module: nn.Module) -> None:
             continue
         if type(value) is int and value > 1:
             held[name] = KnownInt(value, SizeSource(path, name))
-        elif type(value) in (tuple, list, torch.Size) and all(type(v) is int for v in value):
-            entries = (KnownInt(v, SizeSource(path, name, i)) for i, v in enumerate(value))
-            held[name] = list(entries) if type(value) is list else tuple(entries)
+        elif isinstance(value, tuple) and all(type(v) is int for v in value):
+            held[name] = tuple(
+                KnownInt(v, SizeSource(path, name, i)) if v > 1 else v for i, v in enumerate(value)
+            )
 
 
 class _Recording(TorchFunctionMode):
