@@ -50,6 +50,10 @@ def is_number_of_heads(name: str) -> bool:
     return "head" in name and not is_feature_count(name)
 
 
+def is_size_of_head(name: str) -> bool:
+    return "head" in name and is_feature_count(name)
+
+
 def set_number(module: nn.Module, name: str, value: Any) -> None:
     """Set an attribute of a module; a configuration that it holds is replaced by a copy."""
     holder, _, key = name.rpartition(".")

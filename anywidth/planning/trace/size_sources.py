@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
+from anywidth.planning.held_numbers import held_numbers, set_number
 from anywidth.planning.modes import modes_kept
 from anywidth.planning.trace.known_ints import KnownInt, SizeSource
 from anywidth.planning.trace.nodes import layer_of, nodes_of, op_name
@@ -94,15 +95,14 @@ def _record(model: nn.Module, inputs: tuple[Any, ...], training: bool) -> Record
 
 
 def _remember(path: str, module: nn.Module) -> None:
-    """Let the numbers of a module remember where they come from."""
-    held = vars(module)
-    for name, value in list(held.items()):
-        if name.startswith("_"):
-            continue
-        if type(value) is int and value > 1:
-            held[name] = KnownInt(value, SizeSource(path, name))
-        elif isinstance(value, tuple) and all(type(v) is int for v in value):
-            held[name] = tuple(
+    """Let the numbers of a module, and of its configuration, remember where they come from."""
+    for name, number in held_numbers(module).items():
+        if number > 1:
+            set_number(module, name, KnownInt(number, SizeSource(path, name)))
+    for name, value in list(vars(module).items()):
+        is_tuple = isinstance(value, tuple) and not name.startswith("_")
+        if is_tuple and all(type(v) is int for v in value):
+            vars(module)[name] = tuple(
                 KnownInt(v, SizeSource(path, name, i)) if v > 1 else v for i, v in enumerate(value)
             )
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from anywidth.planning.held_numbers import held_numbers, is_feature_count, is_number_of_heads
+from anywidth.planning.held_numbers import (
+    held_numbers,
+    is_feature_count,
+    is_number_of_heads,
+    is_size_of_head,
+)
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.solver import Pieces, TracedAxis, Unsplittable, scaled
 from anywidth.planning.trace.value import Traced
@@ -171,13 +176,16 @@ def _split(
     of a pixel shuffle its scale), but of two attributes the first, which counts heads.
     """
     solver, sizes = cursor.solver, list(dims.values())
-    sources = [cursor.source(dim) for dim in dims]
+    # Where channels stay anyway, an attribute may be something else.
+    is_open = any(solver.fixed(variable) is None for variable, _ in axis)
+    sources = [cursor.source(dim) if is_open else None for dim in dims]
     decided = _as_it_is(cursor, axis, sizes, range(len(sizes)) if known is None else [known])
     if decided is not None:
         return decided
-    # Not a dimension inside a unit, such as the entries of a window.
+    # Not a dimension inside a unit, such as the entries of a window, nor the channels of each head.
     blocks = [math.prod(sizes[i:]) for i in range(len(sizes))]
     whole = [i for i, block in enumerate(blocks) if any(m % block for _, m in axis)]
+    whole = [i for i in whole if not (sources[i] and is_size_of_head(sources[i].name))]
     whole = whole or list(range(len(sizes)))
     likely = max(whole, key=lambda i: (sizes[i], i))
     if rest is not None and rest < len(sizes) - 1:

@@ -168,7 +168,8 @@ def _row(cursor: Cursor, axis: Pieces, start: int, end: int) -> TracedAxis:
     if end - start > 1:
         guesses += [functools.partial(_counted_by, n) for n in _counted(cursor, end - start)]
         if part > 1 and cursor.solver.size(axis) // part <= MOST_PARTS:
-            guesses.insert(0 if _is_cut_evenly(cursor) else len(guesses), _of_equal_parts)
+            is_one = part == end - start and _is_cut_evenly(cursor)
+            guesses.insert(0 if is_one else len(guesses), _of_equal_parts)
     if cursor.source(0) or cursor.source(1):
         guesses.insert(0, _up_to_attributes)
     if cursor.misreading is None:
