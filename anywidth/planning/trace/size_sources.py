@@ -188,6 +188,5 @@ def _in_place(
     rank = result.dim()
     if name == UNFLATTENED:
         dim = kwargs.get("dim", args[1] if len(args) > 1 else 0) % (rank - len(sizes) + 1)
-        sizes = [None] * dim + sizes
-        sizes += [None] * (rank - len(sizes))
+        sizes = [*[None] * dim, *sizes, *[None] * (rank - len(sizes) - dim)]
     return sizes if len(sizes) == rank else [None] * rank

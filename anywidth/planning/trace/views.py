@@ -185,7 +185,8 @@ def _split(
     # Not a dimension inside a unit, such as the entries of a window, nor the channels of each head.
     blocks = [math.prod(sizes[i:]) for i in range(len(sizes))]
     whole = [i for i, block in enumerate(blocks) if any(m % block for _, m in axis)]
-    whole = [i for i in whole if not (sources[i] and is_size_of_head(sources[i].name))]
+    of_heads = {i for i, s in enumerate(sources) if s is not None and is_size_of_head(s.name)}
+    whole = [i for i in whole if i not in of_heads]
     whole = whole or list(range(len(sizes)))
     likely = max(whole, key=lambda i: (sizes[i], i))
     if rest is not None and rest < len(sizes) - 1:

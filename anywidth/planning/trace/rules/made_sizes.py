@@ -43,11 +43,14 @@ def expand(cursor: Cursor, a: Arguments) -> Traced:
 def _size(cursor: Cursor, axes: list[TracedAxis], dims: Sequence[int]) -> None:
     """Has new dimensions follow channels, if they have the size of any."""
     given = [dim for dim in dims if cursor.shape[dim] > 1 and cursor.source(dim) is not None]
-    if given and cursor.misreading is None and not cursor.failures:
-        _follow_sources(cursor, axes, given)
-        return
     batch, last = cursor.found.known.batch, len(axes) - 1
     dims = [dim for dim in dims if cursor.shape[dim] != batch or dim == last]
+    if given and cursor.misreading is None and not cursor.failures:
+        _follow_sources(cursor, axes, given)
+        other = _channels(cursor, [dim for dim in dims if dim not in given])
+        if other is not None:
+            axes[other] = cursor.found.fresh_axis(cursor.shape[other])
+        return
     known = _followed(cursor, axes, dims)
     dim = _channels(cursor, [i for i in dims if i not in known])
     names: list[str | None] = [None, *cursor.sized_by(cursor.shape[dim])] if dim is not None else []
