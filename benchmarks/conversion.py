@@ -57,8 +57,8 @@ torchvision, which cannot be exported as a whole, are planned by their parts (`p
 Some attention keeps all its heads, so that a quarter of its weights is left at 0.25, not a
 sixteenth: with ALiBi (Bloom, MPT), whose slopes depend on the number of heads; in CodeGen, which
 cuts its heads into four parts; in GPTBigCode, if each head has as many channels as there are heads.
-In Falcon and GPTBigCode the keys and values that all heads share stay. WavLM also keeps its
-residual stream, and Mamba-2 with groups its states.
+In Falcon and GPTBigCode the keys and values that all heads share stay. Mamba-2 with groups keeps
+its states.
 
 ## torchvision
 
