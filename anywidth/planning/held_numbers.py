@@ -25,7 +25,8 @@ def held_numbers(module: nn.Module) -> dict[str, int]:
     configurations = {n: vars(v) for n, v in vars(module).items() if _is_configuration(n, v)}
     if not configurations:
         return own
-    read = _names_in_code(type(module))
+    kind: Any = type(module)
+    read = _names_in_code(kind)
     return own | {
         f"{name}.{key}": value
         for name, inside in configurations.items()
