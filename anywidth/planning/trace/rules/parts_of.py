@@ -166,16 +166,20 @@ def _row(cursor: Cursor, axis: Pieces, start: int, end: int) -> TracedAxis:
     part = math.gcd(start, end, cursor.solver.size(axis))
     guesses: list[Reading] = []
     if end - start > 1:
-        guesses += [functools.partial(_counted_by, n) for n in _counted(cursor, end - start)]
+        is_one = part == end - start and _is_cut_evenly(cursor)
+        if not is_one:  # equal parts are not by chance: if a size is wrong, another guess was
+            guesses += [functools.partial(_counted_by, n) for n in _counted(cursor, end - start)]
         if part > 1 and cursor.solver.size(axis) // part <= MOST_PARTS:
-            is_one = part == end - start and _is_cut_evenly(cursor)
-            guesses.insert(0 if is_one else len(guesses), _of_equal_parts)
+            guesses.append(_of_equal_parts)
     if cursor.source(0) or cursor.source(1):
         guesses.insert(0, _up_to_attributes)
-    if cursor.misreading is None:
-        guess = cursor.next_guess([*guesses, None])
-    else:
+    if cursor.misreading is not None:
         guess = next(iter(guesses[cursor.misreading.times :]), None)
+    elif guesses == [_of_equal_parts]:
+        cursor.guess()
+        guess = _of_equal_parts
+    else:
+        guess = cursor.next_guess([*guesses, None])
     try:
         return None if guess is None else guess(cursor, axis, start, end)
     except Unsplittable:
