@@ -1,9 +1,9 @@
 """Convert torchvision's models and small networks of other families, and write docs/models.md.
 
-python benchmarks/conversion.py                  # all models, about four minutes on two cores
-python benchmarks/conversion.py resnet50 swin_t  # print these two, write nothing
-python benchmarks/conversion.py --families       # print the table of families, write nothing
-python benchmarks/conversion.py --families BERT  # print the row of one network
+python3 -m benchmarks.conversion                  # all models, about four minutes on two cores
+python3 -m benchmarks.conversion resnet50 swin_t  # print these two, write nothing
+python3 -m benchmarks.conversion --families       # print the table of families, write nothing
+python3 -m benchmarks.conversion --families BERT  # print the row of one network
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 import torchvision
-from network_families import FAMILIES, Built
 
 import anywidth as aw
 from anywidth.app.model_spec import load_model
+from benchmarks.network_families import FAMILIES, Built
 
 MODELS = [
     "alexnet", "vgg16_bn", "resnet18", "resnet50", "resnext50_32x4d", "wide_resnet50_2",
@@ -35,7 +35,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 
 HEAD = """# Models that convert
 
-`python benchmarks/conversion.py` writes this page (torch {torch}, torchvision {torchvision},
+`python3 -m benchmarks.conversion` writes this page (torch {torch}, torchvision {torchvision},
 CPU threads: {threads}). It traces, converts and verifies each model at the narrowest, a uniform and
 two nonuniform configurations, at 224 px (299 px for Inception).
 
