@@ -15,14 +15,12 @@ from torch import Tensor, nn
 
 from anywidth._version import __version__
 from anywidth.deploying.bundle_table import accuracy_name, described_tensors, measured_at
-from anywidth.deploying.width_graphs import WidthGraph, width_graphs
+from anywidth.deploying.width_graphs import WidthGraph, largest_error, width_graphs
 from anywidth.errors import AnywidthError
 from anywidth.measuring.cost import macs, parameter_count
 from anywidth.measuring.heartbeat import working
-from anywidth.measuring.shown_progress import tracked_if_shown
 from anywidth.measuring.spectra import Spectrum, check_statistics
 from anywidth.planning.modes import evaluating
-from anywidth.slimming.convert import at_width
 from anywidth.slimming.state import state_of
 from anywidth.translating.called_network import described
 from anywidth.translating.deployment import Deployment, Runner
@@ -139,11 +137,8 @@ def write_bundle(
             for row, now in zip(about["widths"], timed, strict=True):
                 row["latency_ms"] = now.latency_ms
         with _opened(runtime, tensors, about, path) as network:
-            difference = 0.0
-            for name, config in tracked_if_shown(configs.items(), "checking widths", progress):
-                with at_width(model, config):
-                    found = deployment.check(model, _runner(network, name), f"{path}, width {name}")
-                difference = max(difference, found)
+            runners = {name: (config, _runner(network, name)) for name, config in configs.items()}
+            difference = largest_error(model, deployment, runners, path, progress)
     write_atomically(path, runtime.bundle_file.encode_bundle(tensors, about))
     return difference
 
@@ -178,9 +173,7 @@ def _parts(
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The tensors and the description of a bundle; equal configurations share a graph."""
     numbers = {config: n for n, config in enumerate(dict.fromkeys(configs.values()))}
-    converted = width_graphs(model, list(numbers), deployment)
-    steps = tracked_if_shown(list(numbers), "converting widths", progress)
-    graphs = [graph for _, graph in zip(steps, converted, strict=True)]
+    graphs = width_graphs(model, list(numbers), deployment, progress)
     rows = [
         {
             "width": name,

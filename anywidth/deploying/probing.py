@@ -11,18 +11,10 @@ from anywidth.searching.probes import PROBES, probe_configs, probe_name
 from anywidth.slimming.norm_statistics import uncalibrated_allowed
 from anywidth.slimming.state import state_of
 from anywidth.translating.called_network import described
-from anywidth.translating.deployment import Deployment
 from anywidth.width import Width
 
 
-def write_probes(
-    model: nn.Module,
-    path: str | Path,
-    *,
-    deployment: Deployment | None = None,
-    networks: int = PROBES,
-    progress: bool = True,
-) -> None:
+def write_probes(model: nn.Module, path: str | Path, networks: int = PROBES) -> None:
     """Write a bundle that `python -m anywidth_runtime measure` times.
 
     It writes the times beside the bundle, as `NAME.latency.json`; `LatencyTable.load` reads them.
@@ -30,18 +22,12 @@ def write_probes(
     Args:
         model: a converted network on the CPU; it need not be calibrated.
         path: the file, which ends in `.anywidth`.
-        deployment: how the network is called; if not given, as in the plan's example.
         networks: number of networks, with very different widths.
-        progress: show the progress, if rich is installed.
     """
     plan = state_of(model).plan
-    if deployment is None:
-        deployment = described(
-            model, None, input_names=None, output_names=None, wrap=None, facts=None
-        )
     named: dict[Name, Width] = {
         probe_name(plan, number): config
         for number, config in enumerate(probe_configs(plan, networks))
     }
     with uncalibrated_allowed(model):
-        write_bundle(model, deployment, Path(path), named, measure_latency=False, progress=progress)
+        write_bundle(model, described(model), Path(path), named, measure_latency=False)

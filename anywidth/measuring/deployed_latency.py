@@ -99,9 +99,7 @@ def _timed_by_runtime(
     from anywidth_runtime.latency import this_machine, time_graphs
 
     with buffers_kept(model), uncalibrated_allowed(model):
-        deployment = described(
-            model, None, input_names=None, output_names=None, wrap=None, facts=None
-        )
+        deployment = described(model)
         feeds = {
             name: (example[:1] if 0 in free else example).numpy()
             for name, example, free in zip(

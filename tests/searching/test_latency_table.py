@@ -177,7 +177,7 @@ def test_other_networks_devices_and_files_are_refused(
 def test_times_of_another_machine_are_brought_back(model: nn.Module, tmp_path: Path) -> None:
     """Probes are exported, timed by the runtime alone, and their times read here."""
     bundle = tmp_path / "probes.anywidth"
-    write_probes(model, bundle, networks=8, progress=False)
+    write_probes(model, bundle, networks=8)
     anywidth_runtime.open(bundle).measure(repeats=2, progress=False)
     path = tmp_path / "probes.anywidth.latency.json"
     table = aw.LatencyTable.load(path, model)
