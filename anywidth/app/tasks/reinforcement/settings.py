@@ -82,7 +82,7 @@ class ReinforcementSettings(TaskSettings):
     def trained_widths(self) -> list[float]:
         """Five widths, because each needs many games."""
         between = [width for width in (0.4, 0.5, 0.75) if self.low < width < self.high]
-        return [self.low, *between, self.high]
+        return list(dict.fromkeys([self.low, *between, self.high]))
 
     def named_code(self) -> str | None:
         """Gymnasium imports `module` for an environment `gym:module:Name`."""

@@ -156,7 +156,8 @@ def curve_widths(settings: ReinforcementSettings) -> list[float]:
     """The widths of the learning curves: both ends and two in between, as in the paper."""
     if settings.method == "i":
         return [settings.width]
-    return [round(settings.low + i * (settings.high - settings.low) / 3, 6) for i in range(4)]
+    step = (settings.high - settings.low) / 3
+    return list(dict.fromkeys(round(settings.low + i * step, 6) for i in range(4)))
 
 
 def validate(

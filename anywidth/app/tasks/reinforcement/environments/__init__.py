@@ -5,12 +5,11 @@ from __future__ import annotations
 from anywidth.app.tasks.reinforcement.environments.protocol import (
     MOST_STEPS,
     Outcome,
-    SteppingAlone,
     VectorEnvironment,
 )
 from anywidth.errors import AnywidthError
 
-__all__ = ["MOST_STEPS", "Outcome", "SteppingAlone", "VectorEnvironment", "make_environment"]
+__all__ = ["MOST_STEPS", "Outcome", "VectorEnvironment", "make_environment"]
 
 FORMS = "atari:breakout (or BreakoutNoFrameskip-v4), minatar:breakout or gym:CartPole-v1"
 
