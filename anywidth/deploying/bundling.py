@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from anywidth._version import __version__
 from anywidth.deploying.bundle_table import accuracy_name, described_tensors, measured_at
 from anywidth.deploying.width_graphs import WidthGraph, largest_error, width_graphs
-from anywidth.errors import AnywidthError
+from anywidth.errors import packages_for
 from anywidth.measuring.cost import macs, parameter_count
 from anywidth.measuring.heartbeat import working
 from anywidth.measuring.spectra import Spectrum, check_statistics
@@ -145,15 +145,9 @@ def write_bundle(
 
 def check_packages() -> Any:
     """Import the runtime; the error names a package that is missing."""
-    for name in ("onnx", "onnxscript", "anywidth_runtime"):
-        try:
-            module = importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            raise AnywidthError(
-                f"a bundle needs the package {error.name!r}; install it with: "
-                "pip install 'anywidth[onnx]' anywidth-runtime"
-            ) from error
-    return module
+    with packages_for("a bundle", "'anywidth[onnx]' anywidth-runtime"):
+        *_, runtime = map(importlib.import_module, ("onnx", "onnxscript", "anywidth_runtime"))
+    return runtime
 
 
 def _ordered(model: nn.Module, widths: Mapping[Name, Width]) -> dict[Name, ChannelConfig]:
