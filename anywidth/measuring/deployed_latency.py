@@ -75,8 +75,7 @@ def deployed_latencies(
                 return _timed_by_runtime(model, configs, repeats, advance)
             except Exception:  # converters have no common class of errors
                 done = 0
-        by_pytorch = _timed_extracted if _is_on_cpu(model) else _timed_sliced
-        timed = by_pytorch(model, configs, repeats, advance)
+        timed = _timed_by_pytorch(model, configs, repeats, advance)
     device = next((one.device for one in model.parameters()), torch.device("cpu"))
     return Latencies(timed, PYTORCH, device_name(device))
 
@@ -117,22 +116,34 @@ def _timed_by_runtime(
     return Latencies(timings, RUNTIME, f"{this_machine(1)['processor']}, 1 thread")
 
 
-def _timed_extracted(
+def _timed_by_pytorch(
     model: nn.Module,
     configs: Sequence[ChannelConfig],
     repeats: int,
     advance: Callable[..., None],
 ) -> dict[ChannelConfig, Timing]:
-    """Extracted networks with folded norms; as many as fit into memory take turns."""
-    inputs = one_example(model)
+    """Extracted networks, of which as many as fit into memory take turns; on a GPU sliced ones."""
+    inputs, is_sliced = one_example(model), not _is_on_cpu(model)
+
+    def prepared(config: ChannelConfig) -> Callable[[], float]:
+        if not is_sliced:
+            network = extract_quietly(model, config, fold=True).eval()
+            return lambda: time_pass(network, inputs)
+
+        def one_pass() -> float:
+            with at_width(model, config):
+                return time_pass(model, inputs)
+
+        one_pass()  # a GPU prepares every new shape
+        return one_pass
+
     timings: dict[ChannelConfig, Timing] = {}
-    with buffers_kept(model), uncalibrated_allowed(model), torch.no_grad():
-        for group in _grouped(model, configs):
-            networks = []
+    with evaluating(model), buffers_kept(model), uncalibrated_allowed(model), torch.no_grad():
+        for group in [configs] if is_sliced else _grouped(model, configs):
+            passes = []
             for config in group:
-                networks.append(extract_quietly(model, config, fold=True).eval())
+                passes.append(prepared(config))
                 advance(repeats)
-            passes = [lambda network=network: time_pass(network, inputs) for network in networks]
             times = time_in_turns(passes, advance, repeats)
             timings |= {c: Timing.of(found) for c, found in zip(group, times, strict=True)}
     return timings
@@ -149,24 +160,3 @@ def _grouped(model: nn.Module, configs: Sequence[ChannelConfig]) -> list[list[Ch
         groups[-1].append(config)
         size += parameters
     return groups
-
-
-def _timed_sliced(
-    model: nn.Module,
-    configs: Sequence[ChannelConfig],
-    repeats: int,
-    advance: Callable[..., None],
-) -> dict[ChannelConfig, Timing]:
-    inputs = one_example(model)
-
-    def one_pass(config: ChannelConfig) -> float:
-        with at_width(model, config):
-            return time_pass(model, inputs)
-
-    with evaluating(model), buffers_kept(model), uncalibrated_allowed(model), torch.no_grad():
-        for config in sorted(configs, key=lambda config: macs(model, config)):
-            one_pass(config)  # a GPU prepares every new shape
-            advance(repeats)
-        passes = [lambda config=config: one_pass(config) for config in configs]
-        times = time_in_turns(passes, advance, repeats)
-    return {c: Timing.of(found) for c, found in zip(configs, times, strict=True)}

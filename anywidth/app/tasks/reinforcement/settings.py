@@ -16,8 +16,10 @@ class ReinforcementSettings(TaskSettings):
     task: ClassVar[str] = "reinforcement"
     version: ClassVar[int] = 3  # earlier versions lack some fields
     of_us_nets: ClassVar[tuple[str, ...]] = (
-        *("widths_per_step", "density", "nonuniform", "lattice", "teacher"),
-        *("distill", "distill_weight", "dual_clip"),
+        *TaskSettings.of_us_nets,
+        "distill",
+        "distill_weight",
+        "dual_clip",
     )
 
     environment: str = option(
