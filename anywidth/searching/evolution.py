@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from anywidth.searching.choices import Choices, Cost
+from anywidth.searching.choices import Choices
 from anywidth.searching.judging import Judge
 from anywidth.width import ChannelConfig
 
@@ -18,7 +18,6 @@ _TRIES = 10
 def evolve(
     choices: Choices,
     judge: Judge,
-    cost: Cost,
     target: float,
     seeds: Sequence[ChannelConfig],
     population: int,
@@ -26,14 +25,14 @@ def evolve(
     chance: random.Random,
 ) -> Iterator[ChannelConfig]:
     """Yields every configuration that is judged; the best of them is the answer."""
-    known = list(dict.fromkeys(config for config in seeds if cost(config) <= target))
-    known += _children(choices, cost, target, known, population - len(known), chance)
+    known = list(dict.fromkeys(config for config in seeds if choices.cost(config) <= target))
+    known += _children(choices, target, known, population - len(known), chance)
     judge.judge_all(known)
     yield from known
     for _ in range(generations):
         known.sort(key=judge.score)
         parents = known[: max(2, round(_PARENTS * population))]
-        children = _children(choices, cost, target, parents, population - len(parents), chance)
+        children = _children(choices, target, parents, population - len(parents), chance)
         judge.judge_all(children)
         yield from children
         known = parents + children
@@ -41,7 +40,6 @@ def evolve(
 
 def _children(
     choices: Choices,
-    cost: Cost,
     target: float,
     parents: Sequence[ChannelConfig],
     number: int,
@@ -56,7 +54,7 @@ def _children(
         child = choices.mutated(chance.choice(parents), _RATE, chance)
         if chance.random() < 0.5:
             child = choices.crossed(child, chance.choice(parents), chance)
-        child = choices.fitted(child, cost, target, chance)
+        child = choices.fitted(child, target, chance)
         if child not in seen:
             seen.add(child)
             found.append(child)

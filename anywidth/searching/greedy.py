@@ -16,22 +16,20 @@ from anywidth.width import ChannelConfig
 _FILLS = 3
 
 
-def slim(
-    choices: Choices, judge: Judge, cost: Cost, target: float, share: float
-) -> Iterator[ChannelConfig]:
+def slim(choices: Choices, judge: Judge, target: float, share: float) -> Iterator[ChannelConfig]:
     """The configurations on the way from the widest one until the cost is at most `target`."""
     here = choices.widest
     yield here
     prices: dict[str, float] = {}
-    while cost(here) > target:
+    while choices.cost(here) > target:
         moves = {
             name: move
             for name in choices.counts
-            if (move := choices.narrower(here, name, share, cost)) is not None
+            if (move := choices.narrower(here, name, share)) is not None
         }
         if not moves:
             return
-        here = moves[_cheapest(here, moves, prices, judge, cost)]
+        here = moves[_cheapest(here, moves, prices, judge, choices.cost)]
         yield here
 
 
@@ -56,12 +54,10 @@ def _cheapest(
         judged.update(names)
 
 
-def fill(
-    choices: Choices, judge: Judge, cost: Cost, config: ChannelConfig, target: float
-) -> ChannelConfig:
+def fill(choices: Choices, judge: Judge, config: ChannelConfig, target: float) -> ChannelConfig:
     """Spends what the last step of slimming has left of the budget, one group at a time."""
     for _ in range(_FILLS):
-        wider = [choices.wider(config, name, cost, target) for name in choices.counts]
+        wider = [choices.wider(config, name, target) for name in choices.counts]
         within = [one for one in wider if one is not None]
         judge.judge_all(within)
         best = min(within, key=judge.score, default=None)

@@ -137,12 +137,12 @@ def test_the_widest_uniform_width_counts_though_narrower_ones_take_longer(
 def test_the_narrowest_network_need_not_be_the_cheapest() -> None:
     """At 0.27 of its channels, 34, it takes longer than at 40."""
     model = network_by_two(0.27)
-    choices = Choices(aw.plan_of(model))
     cost = partial(blocked_time, model)
+    choices = Choices(aw.plan_of(model), cost)
     assert choices.narrowest["0.inside"] == 34
-    cheapest = choices.cheapest(cost)
+    cheapest = choices.cheapest()
     assert [cheapest[name] for name in choices.counts] == [40, 40]
-    found = choices.fitted(choices.widest, cost, cost(cheapest), random.Random(0))
+    found = choices.fitted(choices.widest, cost(cheapest), random.Random(0))
     assert found == cheapest
 
 
