@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,6 @@ from torch import nn
 from anywidth.distributed import device_name
 from anywidth.measuring.cost import macs, one_example, parameter_count, time_pass
 from anywidth.measuring.shown_progress import progress_if_possible
-from anywidth.measuring.timings import Timing, time_in_turns
 from anywidth.planning.modes import evaluating
 from anywidth.slimming.convert import at_width
 from anywidth.slimming.extraction import extract_quietly
@@ -160,3 +160,51 @@ def _grouped(model: nn.Module, configs: Sequence[ChannelConfig]) -> list[list[Ch
         groups[-1].append(config)
         size += parameters
     return groups
+
+
+WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one pass, from many passes.
+
+    Args:
+        milliseconds: the mean of the fastest third; the number to report.
+        fastest: the shortest pass.
+        median: half of the passes were faster.
+    """
+
+    milliseconds: float
+    fastest: float
+    median: float
+
+    @staticmethod
+    def of(times: Sequence[float]) -> Timing:
+        return Timing(mean_of_fastest(times), min(times), statistics.median(times))
+
+
+def mean_of_fastest(times: Sequence[float]) -> float:
+    """The mean of the fastest third: the time on a device that does nothing else."""
+    best = sorted(times)[: max(1, len(times) // 3)]
+    return statistics.fmean(best)
+
+
+def time_in_turns(
+    passes: Sequence[Callable[[], float]], advance: Callable[[], None], repeats: int
+) -> list[list[float]]:
+    """Milliseconds of each repeat, per network.
+
+    Every network runs once before any runs again, so that a busy moment of the machine slows one
+    pass of each and not all passes of one. A function in `passes` runs one pass of its network and
+    returns its milliseconds; `advance` is called after each timed pass.
+    """
+    for one in passes:
+        for _ in range(WARM_UP):
+            one()
+    times: list[list[float]] = [[] for _ in passes]
+    for _ in range(repeats):
+        for found, one in zip(times, passes, strict=True):
+            found.append(one())
+            advance()
+    return times

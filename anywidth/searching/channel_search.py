@@ -15,13 +15,12 @@ from anywidth.errors import AnywidthError
 from anywidth.measuring.shown_progress import progress_if_possible
 from anywidth.searching.budgets import Budget, check_reachable, cost_of, shown_cost
 from anywidth.searching.choices import Choices
-from anywidth.searching.evolution import evolve
 from anywidth.searching.finalists import Finalists, spread_uniform, uniform_within
 from anywidth.searching.found import Judged, SearchResult
-from anywidth.searching.greedy import fill, slim
 from anywidth.searching.judging import Evaluate, Judge
 from anywidth.searching.latency_table import LatencyTable
 from anywidth.searching.stopping import stops_together
+from anywidth.searching.ways import evolve, fill, slim
 from anywidth.slimming.state import state_of
 from anywidth.training.seeds import derive_seed
 from anywidth.width import ChannelConfig, is_number, whole_number

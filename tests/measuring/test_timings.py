@@ -8,7 +8,7 @@ from tiny_networks import tiny
 
 import anywidth as aw
 from anywidth.measuring import deployed_latency
-from anywidth.measuring.timings import WARM_UP, Timing, mean_of_fastest, time_in_turns
+from anywidth.measuring.deployed_latency import WARM_UP, Timing, mean_of_fastest, time_in_turns
 
 
 def test_networks_take_turns_after_they_are_warm() -> None:

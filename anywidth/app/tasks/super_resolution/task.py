@@ -20,8 +20,11 @@ from anywidth.app.tasks.starting_network import start_with_weights
 from anywidth.app.tasks.super_resolution.command import upscale as upscale_command
 from anywidth.app.tasks.super_resolution.networks import build_model
 from anywidth.app.tasks.super_resolution.patches import PatchLoader
-from anywidth.app.tasks.super_resolution.picture_sets import load_evaluation_sets, split_pictures
-from anywidth.app.tasks.super_resolution.pictures import PicturePairs
+from anywidth.app.tasks.super_resolution.pictures import (
+    PicturePairs,
+    load_evaluation_sets,
+    split_pictures,
+)
 from anywidth.app.tasks.super_resolution.recipes import RECIPES
 from anywidth.app.tasks.super_resolution.settings import SuperResolutionSettings
 from anywidth.app.tasks.super_resolution.trained import TrainedUpscaler, open_trained

@@ -21,7 +21,7 @@ from anywidth.app.tasks.examples import Example
 from anywidth.app.tasks.super_resolution.image_quality import luma, psnr
 from anywidth.app.tasks.super_resolution.networks import build_model
 from anywidth.app.tasks.super_resolution.patches import PatchLoader
-from anywidth.app.tasks.super_resolution.picture_sets import load_evaluation_sets, split_pictures
+from anywidth.app.tasks.super_resolution.pictures import load_evaluation_sets, split_pictures
 from anywidth.app.tasks.super_resolution.resize import round_to_uint8, upscale
 from anywidth.app.tasks.super_resolution.settings import SuperResolutionSettings
 from anywidth.app.tasks.super_resolution.upscaling import Sets, evaluate, predict
