@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import anywidth as aw
-from anywidth.deploying.probing import write_probes
+from anywidth.deploying.bundling import write_probes
 from anywidth.searching import finalists
 from anywidth.searching.choices import Choices
 from anywidth.searching.finalists import spread_uniform, uniform_within

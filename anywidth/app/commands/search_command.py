@@ -168,7 +168,7 @@ def _print(trained: Trained, searched: Searched, out: Path) -> None:
 
 
 def _write_probes(trained: Trained, path: Path) -> None:
-    from anywidth.deploying.probing import write_probes
+    from anywidth.deploying.bundling import write_probes
 
     if path.suffix != ".anywidth" or not path.parent.is_dir():
         raise AnywidthError(f"--probes {path}: expected NAME.anywidth in an existing folder")
