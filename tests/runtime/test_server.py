@@ -16,7 +16,7 @@ import pytest
 import tritonclient.http as triton
 from anywidth_runtime.governor_scheduler import TooLate
 from anywidth_runtime.server.page_load import Load
-from anywidth_runtime.server.protocol import InferenceRequest
+from anywidth_runtime.server.protocol import InferenceRequest, Parameters
 from anywidth_runtime.server.service import Service
 from anywidth_runtime.server.settings import Settings
 from PIL import Image
@@ -229,7 +229,7 @@ def test_a_picture_that_is_late_already_is_not_decoded(
     assert takes is not None
     decoded: list[bytes] = []
     monkeypatch.setattr(type(takes), "read", lambda self, file, most: decoded.append(file))
-    request = InferenceRequest(files={takes.name: [png()]}, outputs=(), deadline_ms=50.0)
+    request = InferenceRequest(files={takes.name: [png()]}, parameters=Parameters(deadline_ms=50.0))
     since = server.service.scheduler.clock() - 1.0
     with pytest.raises(TooLate, match="deadline"):
         asyncio.run(server.service.infer(request, since))

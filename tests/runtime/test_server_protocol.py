@@ -33,7 +33,11 @@ def test_numbers_in_json() -> None:
     assert request.tensors["x"].dtype == np.float32
     assert request.tensors["x"].tolist() == [1, 2.5]
     assert request.tensors["y"].tolist() == [[1], [2]]
-    assert (request.id, request.width, request.deadline_ms) == ("7", 0.5, None)
+    assert (request.id, request.parameters.width, request.parameters.deadline_ms) == (
+        "7",
+        0.5,
+        None,
+    )
 
 
 def test_tensors_after_the_json() -> None:
@@ -75,8 +79,8 @@ def test_outputs_that_are_asked_for() -> None:
         Wanted("b", False, 3),
         Wanted("c", True, 0, "png"),
     )
-    assert request.is_binary
-    assert request.deadline_ms == 20
+    assert request.parameters.binary_data_output
+    assert request.parameters.deadline_ms == 20
 
 
 @pytest.mark.parametrize(

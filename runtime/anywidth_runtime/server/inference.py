@@ -175,8 +175,7 @@ def _read(request: Request, body: bytes, service: Service) -> InferenceRequest:
         return InferenceRequest(
             files={takes.name: [body]},
             outputs=(first,) if _wants_picture(request) else (),
-            width=parameters.width,
-            deadline_ms=parameters.deadline_ms,
+            parameters=parameters,
         )
     length = request.headers.get(_JSON_LENGTH)
     if length is not None and not length.isdigit():

@@ -61,29 +61,6 @@ class Wanted:
     encoding: str = ""
 
 
-@dataclass(frozen=True)
-class InferenceRequest:
-    """A request.
-
-    Args:
-        tensors: input name → array.
-        files: input name → list of image files, one per image.
-        outputs: the outputs to return; empty for all.
-        width: the width to run at.
-        deadline_ms: when its answer is due.
-        id: returned with the answer.
-        is_binary: whether outputs that it does not list are returned as bytes.
-    """
-
-    tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
-    files: Mapping[str, list[bytes]] = field(default_factory=dict)
-    outputs: tuple[Wanted, ...] = ()
-    width: float | str | None = None
-    deadline_ms: float | None = None
-    id: str = ""
-    is_binary: bool = False
-
-
 class _Strict(BaseModel):
     model_config = ConfigDict(strict=True)
 
@@ -113,6 +90,26 @@ class Parameters(_Strict, extra="forbid"):
     width: Annotated[float | str | None, PlainValidator(_read_width)] = None
     deadline_ms: Annotated[float | None, PlainValidator(_read_milliseconds)] = None
     binary_data_output: bool = False
+
+
+@dataclass(frozen=True)
+class InferenceRequest:
+    """A request.
+
+    Args:
+        tensors: input name → array.
+        files: input name → list of image files, one per image.
+        outputs: the outputs to return; empty for all.
+        parameters: the width to run at, when the answer is due, and whether outputs that are not
+            listed are returned as bytes.
+        id: returned with the answer.
+    """
+
+    tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
+    files: Mapping[str, list[bytes]] = field(default_factory=dict)
+    outputs: tuple[Wanted, ...] = ()
+    parameters: Parameters = field(default_factory=Parameters)
+    id: str = ""
 
 
 class _InputParameters(_Strict):
@@ -172,11 +169,9 @@ def read_request(body: bytes, json_length: int | None) -> InferenceRequest:
             tensors[one.name] = value
     if len(rest):
         raise RequestError(f"{len(rest)} bytes are left over: a binary_data_size is too small")
-    given, is_binary = asked.parameters, asked.parameters.binary_data_output
+    is_binary = asked.parameters.binary_data_output
     outputs = tuple(_wanted(one, is_binary) for one in asked.outputs)
-    return InferenceRequest(
-        tensors, files, outputs, given.width, given.deadline_ms, asked.id, is_binary
-    )
+    return InferenceRequest(tensors, files, outputs, asked.parameters, asked.id)
 
 
 def read_parameters(given: Mapping[str, Any]) -> Parameters:

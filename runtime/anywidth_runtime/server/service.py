@@ -69,9 +69,11 @@ class Service:
 
         Raises `RequestError` if it is invalid, and its subclasses `QueueFull` and `TooLate`.
         """
-        wanted = self._wanted(request)
-        width = None if request.width is None else self.network.resolve(request.width)
-        patience = request.deadline_ms or self._patience(width)
+        wanted, asked = self._wanted(request), request.parameters
+        width = None if asked.width is None else self.network.resolve(asked.width)
+        # A request for a width gets that width, however long it takes.
+        usual = self.settings.deadline_ms if width is None else math.inf
+        patience = asked.deadline_ms or usual
         try:
             pictures = await self._pictures(request.files, since + patience / 1000)
             arrays = self.network.check({**request.tensors, **pictures})
@@ -120,10 +122,6 @@ class Service:
             "multiply_adds": round(size * self._rows[served.width].macs),
         }
 
-    def _patience(self, width: float | str | None) -> float:
-        """A request for a width gets that width, however long it takes."""
-        return math.inf if width is not None else self.settings.deadline_ms
-
     def _size(self, arrays: Mapping[str, np.ndarray]) -> float:
         """The work of a request relative to the example that latency was measured with."""
         first = self.network.inputs[0]
@@ -157,7 +155,7 @@ class Service:
     def _wanted(self, request: InferenceRequest) -> list[Wanted]:
         names = [one.name for one in self.network.outputs]
         if not request.outputs:
-            return [Wanted(name, request.is_binary) for name in names]
+            return [Wanted(name, request.parameters.binary_data_output) for name in names]
         for one in request.outputs:
             if one.name not in names:
                 raise RequestError(f"no output {one.name!r}: there are {names}")

@@ -57,7 +57,7 @@ def load_data(
 ) -> ClassificationData:
     """The data of a run; with `shared`, each rank gets its part of every batch."""
     augmentation: Any = Augmentation(settings.flip, settings.crop_padding, cutout=settings.cutout)
-    if settings.data not in ("bundled", "fashion_mnist", "cifar10", "cifar100"):
+    if settings.data not in ARRAY_NAMES:
         from anywidth.app.data.folder_augment import FolderAugmentation
 
         augmentation = FolderAugmentation(flip=settings.flip)

@@ -85,12 +85,8 @@ class Player:
         self._chosen = torch.zeros(len(seen), dtype=torch.int64, pin_memory=on_gpu)
         self._observations = self._seen.to(self.device) if on_gpu else self._seen
         self._actions = self._chosen.to(self.device) if on_gpu else self._chosen
-        self._position = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.position = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._graph: torch.cuda.CUDAGraph | None = None
-
-    def start(self) -> None:
-        """Start recording at the first row; the environments continue."""
-        self._position.zero_()
 
     def decide(self) -> np.ndarray:
         """Actions for the current observations, recorded in the next row."""
@@ -130,9 +126,9 @@ class Player:
             (rows.log_probabilities, found),
             (rows.values, values.float()),
         ):
-            store.index_copy_(0, self._position, row[None])
+            store.index_copy_(0, self.position, row[None])
         self._actions.copy_(actions)
-        self._position += 1
+        self.position += 1
 
     def _capture(self) -> None:
         """Decide once eagerly, then capture a graph for later decisions."""
@@ -182,7 +178,7 @@ class Collector:
     def collect(self) -> Rollout:
         """The next roll-out; it is valid until the next call."""
         for player in self.players:
-            player.start()
+            player.position.zero_()  # recorded from the first row on; the games continue
         for step in range(self.length):
             for player in self.players:
                 if step > 0:
