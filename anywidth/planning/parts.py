@@ -22,8 +22,11 @@ Axis = tuple[Segment, ...] | None
 
 # An argument of the network in a plan: a tensor's shape and dtype, as a dict if the values or the
 # range of its integers are kept too; {"value": ...} for a number, text or None; {"items": [...]}
-# for a list of these; {"type": ...} for anything else.
+# and {"named": {...}} for a list and a dict of these; {"type": ...} for anything else.
 Example = tuple[tuple[int, ...], str] | dict[str, Any]
+
+# How many lists and dicts of an argument may be in each other.
+DEEPEST = 8
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,15 @@ from anywidth.json_values import (
     text,
     whole,
 )
-from anywidth.planning.parts import AttributeSlot, Axis, ChannelGroup, CostTerm, Example, Segment
+from anywidth.planning.parts import (
+    DEEPEST,
+    AttributeSlot,
+    Axis,
+    ChannelGroup,
+    CostTerm,
+    Example,
+    Segment,
+)
 from anywidth.width import WidthRange
 
 VERSION = 1
@@ -122,6 +130,8 @@ def _example_to_json(one: Example) -> Any:
         return [list(one[0]), one[1]]
     if "items" in one:
         return {"items": [_example_to_json(item) for item in one["items"]]}
+    if "named" in one:
+        return {"named": {key: _example_to_json(item) for key, item in one["named"].items()}}
     return {**one}
 
 
@@ -180,11 +190,20 @@ def _cost(value: Any, at: str) -> CostTerm:
     return CostTerm(layer, factor, tuple(axes))
 
 
-def _example(value: Any, at: str) -> Example:
-    """An argument as `described` has it."""
-    if isinstance(value, Mapping) and "items" in value:
-        return record({"items": listed(_single)})(value, at)
-    return _single(value, at)
+def _example(value: Any, at: str, depth: int = DEEPEST) -> Example:
+    """An argument as `described` has it; lists and dicts may be in each other, `depth` deep."""
+    is_group = isinstance(value, Mapping) and value.keys() & {"items", "named"}
+    if not is_group:
+        return _single(value, at)
+    if not depth:
+        refuse(at, value, "fewer lists and dicts in each other")
+
+    def inner(one: Any, where: str) -> Example:
+        return _example(one, where, depth - 1)
+
+    is_list = "items" in value
+    fields: dict[str, Any] = {"items": listed(inner)} if is_list else {"named": mapped(inner)}
+    return record(fields)(value, at)
 
 
 def _single(value: Any, at: str) -> Example:
