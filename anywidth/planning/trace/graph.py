@@ -35,6 +35,7 @@ from anywidth.planning.trace.held_axes import (
 from anywidth.planning.trace.joins import activations_and_prologues, folds
 from anywidth.planning.trace.nodes import nodes_of
 from anywidth.planning.trace.rehearsal import (
+    followed_numbers,
     misread,
     narrowed_copy,
     rehearsal_config,
@@ -239,8 +240,20 @@ def _trace(exports: Exports) -> tuple[Plan, Guesses]:
         elif lost := _useless_readings(known, guesses):
             known = replace(known, misread={**known.misread, **lost})
         else:
+            if findings.staying:
+                _drop_followed(exports, found, findings)
+                found, guesses = build_plan(findings)
             found.rehearsed = True
             return found, guesses
+
+
+def _drop_followed(exports: Exports, found: Plan, findings: Findings) -> None:
+    """Forget numbers that follow the width after all: a size needed the attribute they are of."""
+    for training, graph in exports.traced.items():
+        copy = narrowed_copy(exports.model, found, rehearsal_config(found))
+        narrow = export_in_mode(copy, exports.inputs, training)
+        followed = followed_numbers(findings.staying, graph, narrow)
+        findings.staying = [c for c in findings.staying if c.node not in followed]
 
 
 def _blamed(failure: RehearsalFailed, known: Known, findings: Findings) -> Known | None:

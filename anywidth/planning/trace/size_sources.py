@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
-from anywidth.planning.held_numbers import held_numbers, set_number
+from anywidth.planning.held_numbers import held_lists, held_numbers, set_number
 from anywidth.planning.modes import modes_kept
 from anywidth.planning.trace.known_ints import KnownInt, SizeSource
 from anywidth.planning.trace.nodes import layer_of, nodes_of, op_name
@@ -99,12 +99,12 @@ def _remember(path: str, module: nn.Module) -> None:
     for name, number in held_numbers(module).items():
         if number > 1:
             set_number(module, name, KnownInt(number, SizeSource(path, name)))
-    for name, value in list(vars(module).items()):
-        is_tuple = isinstance(value, tuple) and not name.startswith("_")
-        if is_tuple and all(type(v) is int for v in value):
-            vars(module)[name] = tuple(
-                KnownInt(v, SizeSource(path, name, i)) if v > 1 else v for i, v in enumerate(value)
-            )
+    for name, numbers in held_lists(module).items():
+        known = [
+            KnownInt(number, SizeSource(path, name, place)) if number > 1 else number
+            for place, number in enumerate(numbers)
+        ]
+        set_number(module, name, known if isinstance(numbers, list) else tuple(known))
 
 
 class _Recording(TorchFunctionMode):
