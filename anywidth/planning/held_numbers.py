@@ -68,6 +68,12 @@ def is_size_of_head(name: str) -> bool:
     return "head" in name and is_feature_count(name)
 
 
+def mentions(module: nn.Module, name: str) -> bool:
+    """Whether the code of a module that is none of torch's has a name in it."""
+    kind: Any = type(module)
+    return name in _names_in_code(kind)
+
+
 def set_number(module: nn.Module, name: str, value: Any) -> None:
     """Set an attribute of a module; a configuration that it holds is replaced by a copy."""
     holder, _, key = name.rpartition(".")

@@ -41,7 +41,7 @@ from anywidth.planning.trace.rehearsal import (
     rehearsal_config,
     uneven_config,
 )
-from anywidth.planning.trace.size_sources import SizeSources
+from anywidth.planning.trace.size_sources import AttentionCall, SizeSources
 from anywidth.planning.trace.trace_findings import Findings, Known, Misreading
 from anywidth.planning.trace.walk import OUTPUT, run_rules
 from anywidth.planning.trace.written_buffers import note_written_buffers
@@ -217,7 +217,7 @@ def _trace(exports: Exports) -> tuple[Plan, Guesses]:
     known = Known(exports.model, exports.examples, sources=sources.of)
     rounds = 0
     while True:
-        findings = _run_all_rules(known, exports)
+        findings = _run_all_rules(known, exports, sources.attentions)
         if lengths := positions(findings):
             known = replace(known, positions=known.positions | lengths)
             continue
@@ -345,10 +345,10 @@ def _rehearse(
     return wrong
 
 
-def _run_all_rules(known: Known, exports: Exports) -> Findings:
+def _run_all_rules(known: Known, exports: Exports, attentions: Sequence[AttentionCall]) -> Findings:
     found = Findings(known)
     add_tensors(found, exports)
-    tie_attention(found, exports.seen.padded)
+    tie_attention(found, exports.seen.padded, attentions)
     tie_recurrent(found)
     for exported in exports.traced.values():
         run_rules(found, exported, held_tensors(exports.model, exported))
