@@ -64,9 +64,10 @@ def tie_attention(
         weights = {
             key.replace(".", "_"): prefix + key for key in (*_IN_ATTENTION, "out_proj.weight")
         }
-        heads, width = _tie_heads(found, path, weights, module.num_heads, module.head_dim, together)
-        if heads is None:
+        tied = _tie_heads(found, path, weights, module.num_heads, module.head_dim, together)
+        if tied is None:
             continue
+        heads, width = tied
         cursor = Cursor(found, "MultiheadAttention", path)
         same = ("embed_dim", "kdim", "vdim") if module._qkv_same_embed_dim else ("embed_dim",)
         cursor.bind(path, "num_heads", heads)
@@ -76,10 +77,10 @@ def tie_attention(
         if isinstance(found.known.model.get_submodule(call.path), nn.MultiheadAttention):
             continue
         size = call.width // call.heads
-        heads, width = _tie_heads(found, call.path, call.weights, call.heads, size)
+        tied = _tie_heads(found, call.path, call.weights, call.heads, size)
         cursor = Cursor(found, "multi_head_attention_forward", call.path)
-        for source, axis in zip(call.sources, (heads, width), strict=True):
-            if source is not None and axis is not None:
+        for source, axis in zip(call.sources, tied or (), strict=tied is not None):
+            if source is not None:
                 cursor.follow(source, axis)
 
 
@@ -95,10 +96,10 @@ def _tie_heads(
     count: int,
     size: int,
     together: int = 1,
-) -> tuple[Pieces | None, Pieces | None]:
+) -> tuple[Pieces, Pieces] | None:
     """The heads of attention and its width, tied to weights, which are given by their names."""
     if weights.get("out_proj_weight") not in found.tensors:
-        return None, None
+        return None
     cursor = Cursor(found, "MultiheadAttention", path)
     # Of the function, what comes out may have another size.
     is_module = isinstance(cursor.module, nn.MultiheadAttention)
