@@ -275,3 +275,27 @@ def test_sizes_of_a_list_are_followed(kind: str) -> None:
     assert type(small.dims) is list
     again = aw.Plan.from_json(plan.to_json())
     assert_agrees(aw.slimmable(OfLists(kind), again, strict=True, example_input=x), x)
+
+
+class GroupedHeads(nn.Module):
+    """Each group of a convolution makes two heads, so that the cut needs no guess."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.many, self.each = 8, 4
+        self.stem, self.head = nn.Conv1d(3, 32, 1), nn.Conv1d(32, 2, 1)
+        self.q, self.k = nn.Conv1d(32, 32, 1, groups=4), nn.Conv1d(32, 32, 1, groups=4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        shape = (x.size(0), self.many, self.each, x.size(-1))
+        q, k = self.q(x).view(shape), self.k(x).view(shape)
+        return self.head((q * (q * k).sum(2, keepdim=True)).flatten(1, 2))
+
+
+def test_a_number_of_heads_is_followed_if_the_cut_needs_no_guess() -> None:
+    x = torch.randn(2, 3, 5)
+    model = convert(GroupedHeads(), x)
+    assert aw.plan_of(model).elastic_layers() == (3, 4)
+    assert aw.extract(model, 0.5).many == 4
+    assert_agrees(model, x)
