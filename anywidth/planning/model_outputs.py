@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 # Caches for the next call of the network, whose sizes are not compared.
 CACHES = ("past_key_values", "past_key_value", "cache_params")
-# Inputs of the last layer, which gives the logits.
+# Inputs of the last layer, which gives the logits, and states for the next call.
 HIDDEN = (
     "hidden_states",
     "last_hidden_state",
@@ -21,6 +21,9 @@ HIDDEN = (
     "text_model_output",
     "vision_model_output",
     "router_logits",
+    "image_hidden_states",
+    "state",
+    "mems",
 )
 
 

@@ -73,11 +73,15 @@ class ChannelGroup:
 
 @dataclass(frozen=True)
 class CostTerm:
-    """Multiply-adds of one operation: `factor` times the sizes of its elastic axes."""
+    """Multiply-adds of one operation: `factor` times the sizes of its elastic axes.
+
+    `whole` names the groups of layers that are in the factor, because they stay whole.
+    """
 
     layer: str
     factor: int
     axes: tuple[tuple[Segment, ...], ...]
+    whole: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,8 @@ def fields_to_json(plan: Mapping[str, Any]) -> dict[str, Any]:
             for s in plan["attributes"]
         ],
         "costs": [
-            [cost.layer, cost.factor, [_axis_to_json(axis) for axis in cost.axes]]
-            for cost in plan["costs"]
+            [c.layer, c.factor, [_axis_to_json(axis) for axis in c.axes], list(c.whole)]
+            for c in plan["costs"]
         ],
         "inputs": dict(plan["inputs"]),
         "scales": {
@@ -186,8 +186,10 @@ def _shape(value: Any, at: str) -> list[int]:
 
 
 def _cost(value: Any, at: str) -> CostTerm:
-    layer, factor, axes = row(text, whole(0), listed(_axis))(value, at)
-    return CostTerm(layer, factor, tuple(axes))
+    is_short = isinstance(value, list | tuple) and len(value) == 3
+    given = [*value, []] if is_short else value  # of an earlier version
+    layer, factor, axes, held = row(text, whole(0), listed(_axis), listed(text))(given, at)
+    return CostTerm(layer, factor, tuple(axes), tuple(held))
 
 
 def _example(value: Any, at: str, depth: int = DEEPEST) -> Example:
