@@ -21,6 +21,17 @@ def errors_about(place: object, fix: str = "") -> Iterator[None]:
         raise AnywidthError(f"{place}: {error}{fix and '; '}{fix}") from error
 
 
+@contextlib.contextmanager
+def packages_for(use: str, install: str) -> Iterator[None]:
+    """A package that is missing in the block is named, with what needs it and what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise AnywidthError(
+            f"{use} needs the package {error.name!r}; install it with: pip install {install}"
+        ) from error
+
+
 _MOST_NAMES = 5
 
 

@@ -64,9 +64,7 @@ def network(build: Callable[[], nn.Module]) -> nn.Module:
 
 def write_files(model: nn.Module, folder: Path) -> None:
     """`net.anywidth`, `net.onnx`, and `WIDTH.onnx` for each width."""
-    deployment = described(
-        model, None, input_names=["images"], output_names=["logits"], wrap=None, facts=None
-    )
+    deployment = described(model, input_names=["images"], output_names=["logits"])
     named = named_widths(model, WIDTHS)
     write_bundle(model, deployment, folder / "net.anywidth", named, measure_latency=False)
     write_branches(model, deployment, folder / "net.onnx", WIDTHS)

@@ -22,9 +22,8 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(frozen=True)
 class Answered:
-    """One request: when it was sent, its status (0 if the connection broke) and what came back."""
+    """One request: its status (0 if the connection broke), its time and what came back."""
 
-    sent: float
     status: int
     milliseconds: float
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -66,32 +65,27 @@ async def _send_all(port: int, moments: Sequence[float], request: bytes) -> list
         delay = start + moment - time.perf_counter()
         # Yields even if it is late, because otherwise no answer would be read.
         await asyncio.sleep(max(0.0, delay))
-        tasks.append(asyncio.create_task(_send(port, request, idle, start)))
+        tasks.append(asyncio.create_task(_send(port, request, idle)))
     answers = await asyncio.gather(*tasks)
     for _, writer in idle:
         writer.close()
     return answers
 
 
-async def _send(
-    port: int,
-    request: bytes,
-    idle: list[Connection],
-    start: float,
-) -> Answered:
+async def _send(port: int, request: bytes, idle: list[Connection]) -> Answered:
     sent = time.perf_counter()
     try:
         async with asyncio.timeout(_PATIENCE):
             pair, (status, keeps_open, body) = await _exchange(port, request, idle)
     except (OSError, asyncio.IncompleteReadError, TimeoutError):
-        return Answered(sent - start, 0, 1000 * (time.perf_counter() - sent))
+        return Answered(0, 1000 * (time.perf_counter() - sent))
     milliseconds = 1000 * (time.perf_counter() - sent)
     if keeps_open:
         idle.append(pair)
     else:
         pair[1].close()
     parameters = json.loads(body).get("parameters", {}) if body.startswith(b"{") else {}
-    return Answered(sent - start, status, milliseconds, parameters)
+    return Answered(status, milliseconds, parameters)
 
 
 async def _exchange(

@@ -39,7 +39,7 @@ _ROUNDS, _PASSES = 40, 15
 
 def timed(model: torch.nn.Module, configs: list[aw.ChannelConfig]) -> list[list[float]]:
     """Per network, the fastest pass of each round, in milliseconds of the thread."""
-    deployment = described(model, None, input_names=None, output_names=None, wrap=None, facts=None)
+    deployment = described(model)
     graphs = onnx_graphs(model, configs, deployment)
     sessions = [open_session(graph.SerializeToString()) for graph in graphs]
     feeds = {deployment.input_names[0]: deployment.examples[0][:1].numpy()}

@@ -12,12 +12,12 @@ import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from anywidth.app.failures import explained
 from anywidth.app.interrupts import exit_code, stopped_by_signals
 from anywidth.app.plain_text import in_one_line, visible, write_anything
 
 # Set by the shell while it asks what a half-typed command may go on with.
 _COMPLETION = "_ANYWIDTH_COMPLETE"
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Storage size calc")
 EXPECTED = {"integer": "a whole number", "float": "a number", "number": "a number"}
 
 
@@ -126,6 +126,23 @@ def _given(option: str, arguments: list[str]) -> str | None:
 def _end(text: str, code: int) -> None:
     print(visible(text), file=sys.stderr)
     raise SystemExit(code) from None
+
+
+def explained(error: BaseException) -> str | None:
+    """One line about a failure that this program knows; None for any other."""
+    said = " ".join(str(error).split())
+    is_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if is_memory or any(words in said for words in _NO_MEMORY):
+        return (
+            f"not enough memory ({said[:200] or type(error).__name__}); use smaller inputs, a "
+            "smaller --batch-size or a narrower network"
+        )
+    if said.startswith("DataLoader worker"):
+        return (
+            f"a process that decodes images ended ({said[:200]}); it may have had too little "
+            "memory: continue the run with --resume and fewer --workers"
+        )
+    return None
 
 
 if __name__ == "__main__":

@@ -12,19 +12,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from anywidth.deploying.exporting import check_format
 from anywidth.deploying.shared_weights import Match
-from anywidth.deploying.width_graphs import WidthGraph, width_graphs
+from anywidth.deploying.width_graphs import WidthGraph, largest_error, width_graphs
 from anywidth.errors import AnywidthError
 from anywidth.measuring.heartbeat import working
-from anywidth.measuring.shown_progress import tracked_if_shown
 from anywidth.measuring.spectra import check_statistics
 from anywidth.planning.modes import evaluating
-from anywidth.slimming.convert import at_width
 from anywidth.slimming.state import state_of
 from anywidth.translating.deployment import Deployment, Runner
+from anywidth.translating.onnx_graphs import open_onnx
 
 WIDTH = "width"
 """The input that chooses a branch: the nearest width runs."""
@@ -34,12 +33,7 @@ _MOST_BYTES = 2**31 - 1
 
 
 def write_branches(
-    model: nn.Module,
-    deployment: Deployment,
-    path: Path,
-    widths: Sequence[float],
-    *,
-    progress: bool = True,
+    model: nn.Module, deployment: Deployment, path: Path, widths: Sequence[float]
 ) -> float:
     """Write a converted network at many widths as one ONNX file, and return its largest error.
 
@@ -57,17 +51,12 @@ def write_branches(
     resolve = state_of(model).resolve
     with evaluating(model):
         configs = [resolve(width) for width in ordered]
-        converted = width_graphs(model, configs, deployment)
-        steps = tracked_if_shown(configs, "converting widths", progress)
-        graphs = [graph for _, graph in zip(steps, converted, strict=True)]
-        with working(f"putting {len(ordered)} widths into one file", shown=progress):
+        graphs = width_graphs(model, configs, deployment, progress=True)
+        with working(f"putting {len(ordered)} widths into one file"):
             content = _encode(ordered, graphs, deployment)
-            run = _opened(content)
-        difference = 0.0
-        for width in tracked_if_shown(ordered, "checking widths", progress):
-            with at_width(model, width):
-                found = deployment.check(model, run(width), f"{path}, width {width}")
-            difference = max(difference, found)
+            run = open_onnx(content)
+        runners = {width: (width, _at(width, run)) for width in ordered}
+        difference = largest_error(model, deployment, runners, path, progress=True)
     write_atomically(path, content)
     return difference
 
@@ -194,19 +183,6 @@ def _cut_nodes(name: str, match: Match) -> Iterator[Any]:
     yield helper.make_node("Transpose", [value], [name], perm=match.order)
 
 
-def _opened(content: bytes) -> Any:
-    """width → a runner of the file at that width."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    names = [one.name for one in session.get_inputs() if one.name != WIDTH]
-
-    def at(width: float) -> Runner:
-        def run(*values: Tensor) -> list[Tensor]:
-            feeds = {name: value.numpy() for name, value in zip(names, values, strict=True)}
-            feeds[WIDTH] = np.array(width, np.float32)
-            return [torch.as_tensor(found) for found in session.run(None, feeds)]
-
-        return run
-
-    return at
+def _at(width: float, run: Runner) -> Runner:
+    """A runner of the file at a width, which is its last input."""
+    return lambda *values: run(*values, torch.tensor(width))

@@ -14,15 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from anywidth._version import __version__
-from anywidth.deploying.bundle_table import accuracy_name, described_tensors, measured_at
-from anywidth.deploying.width_graphs import WidthGraph, width_graphs
-from anywidth.errors import AnywidthError
+from anywidth.deploying.width_graphs import WidthGraph, largest_error, width_graphs
+from anywidth.errors import packages_for
 from anywidth.measuring.cost import macs, parameter_count
 from anywidth.measuring.heartbeat import working
-from anywidth.measuring.shown_progress import tracked_if_shown
 from anywidth.measuring.spectra import Spectrum, check_statistics
 from anywidth.planning.modes import evaluating
-from anywidth.slimming.convert import at_width
+from anywidth.searching.probes import PROBES, probe_configs, probe_name
+from anywidth.slimming.norm_statistics import uncalibrated_allowed
 from anywidth.slimming.state import state_of
 from anywidth.translating.called_network import described
 from anywidth.translating.deployment import Deployment, Runner
@@ -139,26 +138,17 @@ def write_bundle(
             for row, now in zip(about["widths"], timed, strict=True):
                 row["latency_ms"] = now.latency_ms
         with _opened(runtime, tensors, about, path) as network:
-            difference = 0.0
-            for name, config in tracked_if_shown(configs.items(), "checking widths", progress):
-                with at_width(model, config):
-                    found = deployment.check(model, _runner(network, name), f"{path}, width {name}")
-                difference = max(difference, found)
+            runners = {name: (config, _runner(network, name)) for name, config in configs.items()}
+            difference = largest_error(model, deployment, runners, path, progress)
     write_atomically(path, runtime.bundle_file.encode_bundle(tensors, about))
     return difference
 
 
 def check_packages() -> Any:
     """Import the runtime; the error names a package that is missing."""
-    for name in ("onnx", "onnxscript", "anywidth_runtime"):
-        try:
-            module = importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            raise AnywidthError(
-                f"a bundle needs the package {error.name!r}; install it with: "
-                "pip install 'anywidth[onnx]' anywidth-runtime"
-            ) from error
-    return module
+    with packages_for("a bundle", "'anywidth[onnx]' anywidth-runtime"):
+        *_, runtime = map(importlib.import_module, ("onnx", "onnxscript", "anywidth_runtime"))
+    return runtime
 
 
 def _ordered(model: nn.Module, widths: Mapping[Name, Width]) -> dict[Name, ChannelConfig]:
@@ -178,9 +168,7 @@ def _parts(
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The tensors and the description of a bundle; equal configurations share a graph."""
     numbers = {config: n for n, config in enumerate(dict.fromkeys(configs.values()))}
-    converted = width_graphs(model, list(numbers), deployment)
-    steps = tracked_if_shown(list(numbers), "converting widths", progress)
-    graphs = [graph for _, graph in zip(steps, converted, strict=True)]
+    graphs = width_graphs(model, list(numbers), deployment, progress)
     rows = [
         {
             "width": name,
@@ -247,3 +235,73 @@ def _runner(network: Any, name: Name) -> Runner:
         return [torch.as_tensor(array) for array in arrays]
 
     return run
+
+
+# An error in percent is shown as an accuracy.
+_ERROR = "error"
+
+
+def described_tensors(deployment: Deployment, graph: Any) -> dict[str, list[dict[str, Any]]]:
+    """Name, type and shape of each input and output; latency is measured with one example."""
+    from onnx.helper import tensor_dtype_to_np_dtype
+
+    free: dict[str, str] = {}
+    inputs = []
+    for one, example, names in zip(
+        graph.input, deployment.examples, deployment.free_axes, strict=True
+    ):
+        for axis, name in names.items():
+            free[one.type.tensor_type.shape.dim[axis].dim_param] = name
+        sizes = [1 if axis == 0 and 0 in names else n for axis, n in enumerate(example.shape)]
+        shape = [names.get(axis, size) for axis, size in enumerate(example.shape)]
+        dtype = str(example.dtype).removeprefix("torch.")
+        inputs.append({"name": one.name, "dtype": dtype, "shape": shape, "example": sizes})
+    outputs = []
+    for one in graph.output:
+        kind = one.type.tensor_type
+        # The name of a size that depends on the inputs is a formula of their sizes.
+        shape = [free.get(n.dim_param, n.dim_param) or n.dim_value for n in kind.shape.dim]
+        dtype = tensor_dtype_to_np_dtype(kind.elem_type).name
+        outputs.append({"name": one.name, "dtype": dtype, "shape": shape, "example": []})
+    return {"inputs": inputs, "outputs": outputs}
+
+
+def measured_at(spectrum: Spectrum | None, config: ChannelConfig) -> dict[str, Any]:
+    """The metrics of a configuration; `accuracy` is the main one, and larger is better."""
+    if spectrum is None:
+        return {"metrics": {}, "accuracy": None}
+    metrics = next((p.metrics for p in spectrum.points if p.channels == config), {})
+    main = spectrum.metric()
+    value = metrics.get(main)
+    if value is not None and spectrum.describe(main).lower_is_better:
+        value = 100 - value if _ERROR in main else -value
+    return {"metrics": dict(metrics), "accuracy": value}
+
+
+def accuracy_name(spectrum: Spectrum | None) -> str | None:
+    """The name of the metric in the column `accuracy`."""
+    if spectrum is None:
+        return None
+    main = spectrum.metric()
+    if not spectrum.describe(main).lower_is_better:
+        return main
+    return main.replace(_ERROR, "accuracy") if _ERROR in main else f"-{main}"
+
+
+def write_probes(model: nn.Module, path: str | Path, networks: int = PROBES) -> None:
+    """Write a bundle that `python -m anywidth_runtime measure` times.
+
+    It writes the times beside the bundle, as `NAME.latency.json`; `LatencyTable.load` reads them.
+
+    Args:
+        model: a converted network on the CPU; it need not be calibrated.
+        path: the file, which ends in `.anywidth`.
+        networks: number of networks, with very different widths.
+    """
+    plan = state_of(model).plan
+    named: dict[Name, Width] = {
+        probe_name(plan, number): config
+        for number, config in enumerate(probe_configs(plan, networks))
+    }
+    with uncalibrated_allowed(model):
+        write_bundle(model, described(model), Path(path), named, measure_latency=False)

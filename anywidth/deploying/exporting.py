@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from anywidth.errors import AnywidthError
+from anywidth.errors import AnywidthError, packages_for
 from anywidth.planning.trace.exported_graphs import quiet
 from anywidth.translating.deployment import Deployment, Runner
 from anywidth.translating.onnx_graphs import open_onnx
@@ -29,14 +29,9 @@ def check_format(path: Path) -> None:
             "program for torch.export.load)"
         )
     if path.suffix == ".onnx":
-        for name in ("onnx", "onnxscript", "onnxruntime"):
-            try:
+        with packages_for("ONNX", "'anywidth[onnx]'"):
+            for name in ("onnx", "onnxscript", "onnxruntime"):
                 importlib.import_module(name)
-            except ModuleNotFoundError as error:
-                raise AnywidthError(
-                    f"ONNX needs the package {error.name!r}; install it with: "
-                    "pip install 'anywidth[onnx]'"
-                ) from error
 
 
 def write_network(network: nn.Module, deployment: Deployment, path: Path) -> float:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from anywidth.deploying.shared_weights import Match, match, sources
+from anywidth.measuring.shown_progress import tracked_if_shown
+from anywidth.slimming.convert import at_width
 from anywidth.slimming.state import state_of
-from anywidth.translating.deployment import Deployment
+from anywidth.translating.deployment import Deployment, Runner
 from anywidth.translating.onnx_graphs import onnx_graphs
-from anywidth.width import ChannelConfig
+from anywidth.width import ChannelConfig, Width
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,30 @@ class WidthGraph:
 
 
 def width_graphs(
-    model: nn.Module, configs: Sequence[ChannelConfig], deployment: Deployment
-) -> Iterator[WidthGraph]:
+    model: nn.Module, configs: Sequence[ChannelConfig], deployment: Deployment, progress: bool
+) -> list[WidthGraph]:
     """The graphs of a converted network in evaluation mode, with folded norms, without weights."""
-    for config, proto in zip(configs, onnx_graphs(model, configs, deployment), strict=True):
-        yield _without_shared(model, config, proto)
+    steps = tracked_if_shown(configs, "converting widths", progress)
+    converted = zip(steps, onnx_graphs(model, configs, deployment), strict=True)
+    return [_without_shared(model, config, proto) for config, proto in converted]
+
+
+def largest_error(
+    model: nn.Module,
+    deployment: Deployment,
+    runners: Mapping[Any, tuple[Width, Runner]],
+    path: Path,
+    progress: bool,
+) -> float:
+    """Compare a written file with the network at every width; see `Deployment.check`.
+
+    `runners` has, by the name of a width, the width and a function that runs the file at it.
+    """
+    errors = []
+    for name, (width, run) in tracked_if_shown(runners.items(), "checking widths", progress):
+        with at_width(model, width):
+            errors.append(deployment.check(model, run, f"{path}, width {name}"))
+    return max(errors)
 
 
 def _without_shared(model: nn.Module, config: ChannelConfig, proto: Any) -> WidthGraph:

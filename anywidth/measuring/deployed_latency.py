@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,6 @@ from torch import nn
 from anywidth.distributed import device_name
 from anywidth.measuring.cost import macs, one_example, parameter_count, time_pass
 from anywidth.measuring.shown_progress import progress_if_possible
-from anywidth.measuring.timings import Timing, time_in_turns
 from anywidth.planning.modes import evaluating
 from anywidth.slimming.convert import at_width
 from anywidth.slimming.extraction import extract_quietly
@@ -75,8 +75,7 @@ def deployed_latencies(
                 return _timed_by_runtime(model, configs, repeats, advance)
             except Exception:  # converters have no common class of errors
                 done = 0
-        by_pytorch = _timed_extracted if _is_on_cpu(model) else _timed_sliced
-        timed = by_pytorch(model, configs, repeats, advance)
+        timed = _timed_by_pytorch(model, configs, repeats, advance)
     device = next((one.device for one in model.parameters()), torch.device("cpu"))
     return Latencies(timed, PYTORCH, device_name(device))
 
@@ -99,9 +98,7 @@ def _timed_by_runtime(
     from anywidth_runtime.latency import this_machine, time_graphs
 
     with buffers_kept(model), uncalibrated_allowed(model):
-        deployment = described(
-            model, None, input_names=None, output_names=None, wrap=None, facts=None
-        )
+        deployment = described(model)
         feeds = {
             name: (example[:1] if 0 in free else example).numpy()
             for name, example, free in zip(
@@ -119,22 +116,34 @@ def _timed_by_runtime(
     return Latencies(timings, RUNTIME, f"{this_machine(1)['processor']}, 1 thread")
 
 
-def _timed_extracted(
+def _timed_by_pytorch(
     model: nn.Module,
     configs: Sequence[ChannelConfig],
     repeats: int,
     advance: Callable[..., None],
 ) -> dict[ChannelConfig, Timing]:
-    """Extracted networks with folded norms; as many as fit into memory take turns."""
-    inputs = one_example(model)
+    """Extracted networks, of which as many as fit into memory take turns; on a GPU sliced ones."""
+    inputs, is_sliced = one_example(model), not _is_on_cpu(model)
+
+    def prepared(config: ChannelConfig) -> Callable[[], float]:
+        if not is_sliced:
+            network = extract_quietly(model, config, fold=True).eval()
+            return lambda: time_pass(network, inputs)
+
+        def one_pass() -> float:
+            with at_width(model, config):
+                return time_pass(model, inputs)
+
+        one_pass()  # a GPU prepares every new shape
+        return one_pass
+
     timings: dict[ChannelConfig, Timing] = {}
-    with buffers_kept(model), uncalibrated_allowed(model), torch.no_grad():
-        for group in _grouped(model, configs):
-            networks = []
+    with evaluating(model), buffers_kept(model), uncalibrated_allowed(model), torch.no_grad():
+        for group in [configs] if is_sliced else _grouped(model, configs):
+            passes = []
             for config in group:
-                networks.append(extract_quietly(model, config, fold=True).eval())
+                passes.append(prepared(config))
                 advance(repeats)
-            passes = [lambda network=network: time_pass(network, inputs) for network in networks]
             times = time_in_turns(passes, advance, repeats)
             timings |= {c: Timing.of(found) for c, found in zip(group, times, strict=True)}
     return timings
@@ -153,22 +162,49 @@ def _grouped(model: nn.Module, configs: Sequence[ChannelConfig]) -> list[list[Ch
     return groups
 
 
-def _timed_sliced(
-    model: nn.Module,
-    configs: Sequence[ChannelConfig],
-    repeats: int,
-    advance: Callable[..., None],
-) -> dict[ChannelConfig, Timing]:
-    inputs = one_example(model)
+WARM_UP = 3
 
-    def one_pass(config: ChannelConfig) -> float:
-        with at_width(model, config):
-            return time_pass(model, inputs)
 
-    with evaluating(model), buffers_kept(model), uncalibrated_allowed(model), torch.no_grad():
-        for config in sorted(configs, key=lambda config: macs(model, config)):
-            one_pass(config)  # a GPU prepares every new shape
-            advance(repeats)
-        passes = [lambda config=config: one_pass(config) for config in configs]
-        times = time_in_turns(passes, advance, repeats)
-    return {c: Timing.of(found) for c, found in zip(configs, times, strict=True)}
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one pass, from many passes.
+
+    Args:
+        milliseconds: the mean of the fastest third; the number to report.
+        fastest: the shortest pass.
+        median: half of the passes were faster.
+    """
+
+    milliseconds: float
+    fastest: float
+    median: float
+
+    @staticmethod
+    def of(times: Sequence[float]) -> Timing:
+        return Timing(mean_of_fastest(times), min(times), statistics.median(times))
+
+
+def mean_of_fastest(times: Sequence[float]) -> float:
+    """The mean of the fastest third: the time on a device that does nothing else."""
+    best = sorted(times)[: max(1, len(times) // 3)]
+    return statistics.fmean(best)
+
+
+def time_in_turns(
+    passes: Sequence[Callable[[], float]], advance: Callable[[], None], repeats: int
+) -> list[list[float]]:
+    """Milliseconds of each repeat, per network.
+
+    Every network runs once before any runs again, so that a busy moment of the machine slows one
+    pass of each and not all passes of one. A function in `passes` runs one pass of its network and
+    returns its milliseconds; `advance` is called after each timed pass.
+    """
+    for one in passes:
+        for _ in range(WARM_UP):
+            one()
+    times: list[list[float]] = [[] for _ in passes]
+    for _ in range(repeats):
+        for found, one in zip(times, passes, strict=True):
+            found.append(one())
+            advance()
+    return times

@@ -42,6 +42,8 @@ KINDS = ("us", "s", "i", "control")
 
 _VERSION = 1
 _COST_COLUMNS = ("width", "macs", "parameters")
+# The fields of a spectrum that a file keeps beside its points.
+_KEPT = ("name", "kind", "latency_by", "latency_on", "measured_on")
 
 
 @dataclass(frozen=True)
@@ -164,26 +166,9 @@ class Spectrum:
         return f"{self.name}, {self.measured_on}" if self.measured_on else self.name
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "version": _VERSION,
-            "name": self.name,
-            "kind": self.kind,
-            "latency_by": self.latency_by,
-            "latency_on": self.latency_on,
-            "measured_on": self.measured_on,
-            "points": [
-                {
-                    "width": point.width,
-                    "channels": point.channels.to_json(),
-                    "macs": point.macs,
-                    "parameters": point.parameters,
-                    "metrics": dict(point.metrics),
-                    "latency_ms": point.latency_ms,
-                    "latency_range": point.latency_range,
-                }
-                for point in self.points
-            ],
-        }
+        about = {name: getattr(self, name) for name in _KEPT}
+        points = [{**vars(point), "channels": point.channels.to_json()} for point in self.points]
+        return {"version": _VERSION, **about, "points": points}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Spectrum:
@@ -200,14 +185,7 @@ class Spectrum:
             SpectrumPoint(**{**point, "channels": ChannelConfig.from_json(point["channels"])})
             for point in found["points"]
         )
-        return Spectrum(
-            found["name"],
-            points,
-            found["kind"],
-            latency_by=found["latency_by"],
-            latency_on=found["latency_on"],
-            measured_on=found["measured_on"],
-        )
+        return Spectrum(points=points, **{name: found[name] for name in _KEPT})
 
     def to_csv(self, path: str | Path) -> None:
         """Write one row per width: width, macs, parameters, the metrics, latency_ms.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from anywidth.errors import AnywidthError
+from anywidth.models.building import check_counts
 
 
 class ActorCritic(nn.Module):
@@ -52,7 +53,7 @@ def atari_cnn(actions: int = 4, in_channels: int = 4, image_size: int = 84) -> A
         in_channels: frames in an observation.
         image_size: height and width of the frames.
     """
-    _check(actions=actions, in_channels=in_channels)
+    check_counts(actions=actions, in_channels=in_channels)
     side = image_size
     for kernel, stride in ((8, 4), (4, 2), (3, 1)):
         side = (side - kernel) // stride + 1
@@ -83,7 +84,7 @@ def minatar_cnn(
         board_size: height and width of the board.
         channels: outputs of the convolution. MinAtar's authors use 16, which leaves few widths.
     """
-    _check(actions=actions, in_channels=in_channels, channels=channels)
+    check_counts(actions=actions, in_channels=in_channels, channels=channels)
     if not isinstance(board_size, int) or board_size < 3:
         raise AnywidthError(f"board_size={board_size!r}: expected a whole number of at least 3")
     features = nn.Sequential(nn.Conv2d(in_channels, channels, 3), nn.ReLU(inplace=True))
@@ -92,14 +93,6 @@ def minatar_cnn(
 
 def mlp_policy(actions: int = 2, in_features: int = 4, units: int = 64) -> ActorCritic:
     """A network for a few numbers per observation, such as CartPole's: two layers of `units`."""
-    _check(actions=actions, in_features=in_features, units=units)
+    check_counts(actions=actions, in_features=in_features, units=units)
     features = nn.Sequential(nn.Linear(in_features, units), nn.ReLU(inplace=True))
     return ActorCritic(features, nn.Linear(units, units), actions)
-
-
-def _check(**counts: int) -> None:
-    for name, count in counts.items():
-        if not isinstance(count, int) or count < 1:
-            raise AnywidthError(
-                f"{name}={count!r}: expected a whole number of at least 1. Pass e.g. {name}=4."
-            )

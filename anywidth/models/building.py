@@ -45,6 +45,15 @@ def initialize(model: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
 
 
+def check_counts(**counts: int) -> None:
+    """Refuse sizes of a network that are not whole numbers above 0."""
+    for name, count in counts.items():
+        if not isinstance(count, int) or count < 1:
+            raise AnywidthError(
+                f"{name}={count!r}: expected a whole number of at least 1. Pass e.g. {name}=4."
+            )
+
+
 def multiplied(channels: int, multiplier: float) -> int:
     """Published channels times a width multiplier, in multiples of 8 as in the MobileNet papers."""
     if not 0 < multiplier <= 1:

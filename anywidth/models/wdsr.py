@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from anywidth.errors import AnywidthError
+from anywidth.models.building import check_counts
 
 SCALES = (2, 3, 4)
 DIV2K_MEAN = (0.4488, 0.4371, 0.4040)
@@ -100,12 +101,7 @@ def wdsr(
             "channels=1: WDSR needs at least 2 channels between blocks, even if it is trained at "
             "one width. Pass e.g. channels=16."
         )
-    counts = {"channels": channels, "expansion": expansion, "in_channels": in_channels}
-    for name, count in {**counts, "blocks": blocks}.items():
-        if not isinstance(count, int) or count < 1:
-            raise AnywidthError(
-                f"{name}={count!r}: expected a whole number of at least 1. Pass e.g. {name}=4."
-            )
+    check_counts(channels=channels, expansion=expansion, in_channels=in_channels, blocks=blocks)
     if mean is None:
         mean = DIV2K_MEAN if in_channels == 3 else (0.5,) * in_channels
     if len(mean) != in_channels:

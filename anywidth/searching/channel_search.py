@@ -14,14 +14,13 @@ from torch import nn
 from anywidth.errors import AnywidthError
 from anywidth.measuring.shown_progress import progress_if_possible
 from anywidth.searching.budgets import Budget, check_reachable, cost_of, shown_cost
-from anywidth.searching.choices import Choices, Cost
-from anywidth.searching.evolution import evolve
+from anywidth.searching.choices import Choices
 from anywidth.searching.finalists import Finalists, spread_uniform, uniform_within
 from anywidth.searching.found import Judged, SearchResult
-from anywidth.searching.greedy import fill, slim
 from anywidth.searching.judging import Evaluate, Judge
 from anywidth.searching.latency_table import LatencyTable
 from anywidth.searching.stopping import stops_together
+from anywidth.searching.ways import evolve, fill, slim
 from anywidth.slimming.state import state_of
 from anywidth.training.seeds import derive_seed
 from anywidth.width import ChannelConfig, is_number, whole_number
@@ -82,11 +81,11 @@ def search(
     """
     budgets = _checked(budget, method, share, population, generations)
     plan = state_of(model).plan
-    choices = Choices(plan)
+    cost = cost_of(budgets[0].kind, plan, latencies)
+    choices = Choices(plan, cost)
     if not choices.counts:
         raise AnywidthError("search(): no group of this network can be narrowed; see print(plan)")
-    cost = cost_of(budgets[0].kind, plan, latencies)
-    cheapest = choices.narrowest if latencies is None else choices.cheapest(cost)
+    cheapest = choices.narrowest if latencies is None else choices.cheapest()
     for one in budgets:
         check_reachable(one, cost(cheapest), cost(choices.widest))
     notes = None if notes is None else Path(notes)
@@ -98,7 +97,7 @@ def search(
             contextlib.suppress(KeyboardInterrupt),
             contextlib.closing(judge),
         ):
-            for config in slim(choices, judge, cost, min(one.amount for one in budgets), share):
+            for config in slim(choices, judge, min(one.amount for one in budgets), share):
                 way.front.append(config)
                 report(judge.passes, cost=shown_cost(budgets[0].kind, cost(config)),
                        **{judge.metric: judge.value(config)})  # fmt: skip
@@ -106,11 +105,11 @@ def search(
             judge.judge_all(spread)
             way.uniform = spread
             for one in budgets:
-                way.tried[one] = _refined(choices, judge, cost, one.amount, way.front)
+                way.tried[one] = _refined(choices, judge, one.amount, way.front)
                 if method == "evolution":
                     chance = random.Random(derive_seed("search", seed, int(one.amount)))
                     seeds = [*way.tried[one], uniform_within(plan, cost, one.amount)]
-                    for config in evolve(choices, judge, cost, one.amount, seeds, population,
+                    for config in evolve(choices, judge, one.amount, seeds, population,
                                          generations, chance):  # fmt: skip
                         way.tried[one].append(config)
                         best = min(way.tried[one], key=judge.score)
@@ -148,16 +147,16 @@ class _Way:
 
 
 def _refined(
-    choices: Choices, judge: Judge, cost: Cost, target: float, front: Sequence[ChannelConfig]
+    choices: Choices, judge: Judge, target: float, front: Sequence[ChannelConfig]
 ) -> list[ChannelConfig]:
     """The first configuration of the front within a budget, also with the budget used up.
 
     If a latency stops the front above the budget, because a wider group is faster, it is the
     cheapest configuration.
     """
-    fitting = (config for config in front if cost(config) <= target)
-    within = next(fitting, choices.cheapest(cost))
-    return [fill(choices, judge, cost, within, target), within]
+    fitting = (config for config in front if choices.cost(config) <= target)
+    within = next(fitting, choices.cheapest())
+    return [fill(choices, judge, within, target), within]
 
 
 def _checked(

@@ -17,10 +17,14 @@ _AHEAD = 8
 
 
 class Choices:
-    """Every elastic group with the channel counts that its width range and divisor allow."""
+    """Every elastic group with the channel counts that its width range and divisor allow.
 
-    def __init__(self, plan: Plan) -> None:
+    `cost` is what a configuration costs; its multiply-adds if not given.
+    """
+
+    def __init__(self, plan: Plan, cost: Cost | None = None) -> None:
         self.plan = plan
+        self.cost = cost or plan.macs
         self.counts = {group.name: _counts(group, plan) for group in plan.elastic()}
 
     @property
@@ -31,11 +35,11 @@ class Choices:
     def narrowest(self) -> ChannelConfig:
         return self.config({name: counts[0] for name, counts in self.counts.items()})
 
-    def cheapest(self, cost: Cost) -> ChannelConfig:
+    def cheapest(self) -> ChannelConfig:
         """The configuration that costs least: the narrowest, unless a wider group is faster."""
         found = self.narrowest
         for name, counts in self.counts.items():
-            found = min((self._with(found, name, one) for one in counts), key=cost)
+            found = min((self._with(found, name, one) for one in counts), key=self.cost)
         return found
 
     def config(self, counts: Mapping[str, int]) -> ChannelConfig:
@@ -53,9 +57,7 @@ class Choices:
         """The counts of a configuration that may be chosen freely."""
         return {name: config[name] for name in self.counts}
 
-    def narrower(
-        self, config: ChannelConfig, name: str, share: float, cost: Cost
-    ) -> ChannelConfig | None:
+    def narrower(self, config: ChannelConfig, name: str, share: float) -> ChannelConfig | None:
         """`config` with one group narrower by about `share` of its channels; None at its end.
 
         The latency may rise from one count to the next narrower one. So the step goes on until the
@@ -68,7 +70,7 @@ class Choices:
         wanted = config[name] - max(1, share * self.plan.groups[name].channels)
         lower = bisect.bisect_right(counts, math.ceil(wanted)) - 1
         first = min(max(lower, 0), place - 1)
-        here = cost(config)
+        cost, here = self.cost, self.cost(config)
         for start in range(first, -1, -1):
             step = self._with(config, name, counts[start])
             most = cost(step)
@@ -77,15 +79,13 @@ class Choices:
                 return next((one for one in wider if cost(one) <= most), step)
         return None
 
-    def wider(
-        self, config: ChannelConfig, name: str, cost: Cost, target: float
-    ) -> ChannelConfig | None:
+    def wider(self, config: ChannelConfig, name: str, target: float) -> ChannelConfig | None:
         """`config` with one group as wide as the target allows, a few counts wider at most."""
         counts = self.counts[name]
         place = bisect.bisect_right(counts, config[name])
         ahead = counts[place : place + _AHEAD]
         wider = (self._with(config, name, count) for count in reversed(ahead))
-        return next((one for one in wider if cost(one) <= target), None)
+        return next((one for one in wider if self.cost(one) <= target), None)
 
     def mutated(self, config: ChannelConfig, rate: float, chance: random.Random) -> ChannelConfig:
         """A copy in which every group has a new count with probability `rate`, one at least."""
@@ -100,22 +100,18 @@ class Choices:
         """Every group's count from one of two configurations."""
         return self.config({name: chance.choice((one[name], other[name])) for name in self.counts})
 
-    def fitted(
-        self, config: ChannelConfig, cost: Cost, target: float, chance: random.Random
-    ) -> ChannelConfig:
+    def fitted(self, config: ChannelConfig, target: float, chance: random.Random) -> ChannelConfig:
         """Random groups one step narrower until it fits, or wider as long as it fits.
 
         The cheapest configuration must fit.
         """
         names = list(self.counts)
-        while cost(config) > target:
-            narrower = (
-                self.narrower(config, name, 0.0, cost) for name in chance.sample(names, len(names))
-            )
-            found = next((one for one in narrower if one is not None), None)
-            config = self.cheapest(cost) if found is None else found
+        while self.cost(config) > target:
+            tried = (self.narrower(config, name, 0.0) for name in chance.sample(names, len(names)))
+            found = next((one for one in tried if one is not None), None)
+            config = self.cheapest() if found is None else found
         for name in chance.sample(names, len(names)):
-            while (one := self.wider(config, name, cost, target)) is not None:
+            while (one := self.wider(config, name, target)) is not None:
                 config = one
         return config
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from anywidth.errors import AnywidthError
@@ -72,25 +72,7 @@ class SearchResult:
     load: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "version": _VERSION,
-            "metric": self.metric,
-            "kind": self.kind,
-            "found": [
-                {
-                    "budget": one.budget.amount,
-                    "best": _judged_to_json(one.best),
-                    "uniform": _judged_to_json(one.uniform),
-                    "is_measured": one.is_measured,
-                }
-                for one in self.found
-            ],
-            "front": [_judged_to_json(one) for one in self.front],
-            "uniform": [_judged_to_json(one) for one in self.uniform],
-            "passes": self.passes,
-            "is_complete": self.is_complete,
-            "load": self.load,
-        }
+        return {"version": _VERSION, **{name: _plain(value) for name, value in vars(self).items()}}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> SearchResult:
@@ -108,8 +90,15 @@ class SearchResult:
         return SearchResult(**{**fields, **lists, "found": found})
 
 
-def _judged_to_json(one: Judged) -> dict[str, Any]:
-    return {**asdict(one), "channels": one.channels.to_json()}
+def _plain(value: Any) -> Any:
+    """A field of a result as JSON data."""
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Found | Judged):
+        return {name: _plain(item) for name, item in vars(value).items()}
+    if isinstance(value, Budget):
+        return value.amount
+    return value.to_json() if isinstance(value, ChannelConfig) else value
 
 
 _JUDGED = record({"channels": mapped(whole(1)), "cost": number, "metrics": mapped(any_number)})

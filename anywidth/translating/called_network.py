@@ -49,12 +49,12 @@ class CalledNetwork(nn.Module):
 
 def described(
     model: nn.Module,
-    example_input: Any,
+    example_input: Any = None,
     *,
-    input_names: Sequence[str] | None,
-    output_names: Sequence[str] | None,
-    wrap: Callable[[nn.Module], nn.Module] | None,
-    facts: Mapping[str, str] | None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    wrap: Callable[[nn.Module], nn.Module] | None = None,
+    facts: Mapping[str, str] | None = None,
 ) -> Deployment:
     """How a converted network is called, found by calling it; see `export_bundle`."""
     if any(parameter.device.type != "cpu" for parameter in model.parameters()):

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from anywidth_runtime.errors import RequestError
-from anywidth_runtime.governor_arrivals import Arrivals
 from anywidth_runtime.governor_latencies import Latencies, Width
 from anywidth_runtime.governor_limits import Ceiling, Steadiness
 from anywidth_runtime.governor_menu import Choice, make_menu
-from anywidth_runtime.governor_queue import Waiting
+from anywidth_runtime.governor_queue import Arrivals, Waiting
 from anywidth_runtime.network import Network
 
 # The largest share of the remaining time of a request that is reserved for slow runs.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import anywidth as aw
 from anywidth.app.tasks.examples import Example, as_fact
-from anywidth.app.tasks.super_resolution.deployment import Upscaler
+from anywidth.app.tasks.super_resolution.trained import Upscaler
 from anywidth.deploying.bundling import named_widths, write_bundle
 from anywidth.measuring.spectra import Spectrum, SpectrumPoint
 from anywidth.models.wdsr import wdsr

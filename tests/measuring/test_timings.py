@@ -8,7 +8,7 @@ from tiny_networks import tiny
 
 import anywidth as aw
 from anywidth.measuring import deployed_latency
-from anywidth.measuring.timings import WARM_UP, Timing, mean_of_fastest, time_in_turns
+from anywidth.measuring.deployed_latency import WARM_UP, Timing, mean_of_fastest, time_in_turns
 
 
 def test_networks_take_turns_after_they_are_warm() -> None:
@@ -42,7 +42,7 @@ def test_pytorch_times_every_width_and_leaves_the_network_alone(
     monkeypatch.setattr(deployed_latency, "_PACKAGES", ("no_such_package",))
     monkeypatch.setattr(deployed_latency, "_MOST_AT_ONCE", 3000)  # two groups
     if kind == "sliced":
-        monkeypatch.setattr(deployed_latency, "_timed_extracted", deployed_latency._timed_sliced)
+        monkeypatch.setattr(deployed_latency, "_is_on_cpu", lambda model: False)
     model = tiny()
     aw.slimmable(model, None, aw.WidthRange(0.25, 1.0, 4), example_input=torch.randn(2, 1, 12, 12))
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -10,11 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anywidth_runtime
 import numpy as np
 import pytest
 import tritonclient.http as triton
 from anywidth_runtime.governor_scheduler import TooLate
+from anywidth_runtime.server.page_load import Load
 from anywidth_runtime.server.protocol import InferenceRequest
+from anywidth_runtime.server.service import Service
+from anywidth_runtime.server.settings import Settings
 from PIL import Image
 from served import HANGS_AFTER, Running, served, write_tiny_bundle
 from tiny_networks import PIXELS
@@ -159,11 +163,12 @@ def test_addresses_that_are_not_there(server: Running) -> None:
         assert server.get(path).status == 404
 
 
+@pytest.mark.parametrize("kind", [MemoryError, TimeoutError])
 def test_a_network_that_fails_is_a_500_without_details(
-    bundle: Path, images: np.ndarray, monkeypatch: pytest.MonkeyPatch
+    kind: type[Exception], bundle: Path, images: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*arrays: Any, width: float) -> None:
-        raise MemoryError("details")
+        raise kind("details")
 
     with served(bundle) as running:
         monkeypatch.setattr(running.service.network, "run", broken)
@@ -304,3 +309,18 @@ def test_many_clients_at_once_get_their_own_answers(server: Running) -> None:
     for thread in threads:
         thread.join(HANGS_AFTER)
     assert not wrong
+
+
+def test_the_load_of_the_page_ends_with_the_server(bundle: Path) -> None:
+    service = Service(anywidth_runtime.open(bundle), Settings(workers=1))
+
+    async def work() -> None:
+        load = Load(service)
+        await load.ask(per_second=500, deadline_ms=1000)
+        await asyncio.sleep(0.02)
+        service.close()
+        assert load._task is not None
+        await asyncio.wait_for(load._task, HANGS_AFTER)
+        assert load.per_second == 0
+
+    asyncio.run(work())

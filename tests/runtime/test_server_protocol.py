@@ -10,8 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from anywidth_runtime.errors import RequestError
-from anywidth_runtime.server.answers import Elements, write_answer
-from anywidth_runtime.server.protocol import Wanted, read_parameters, read_request
+from anywidth_runtime.server.protocol import (
+    Elements,
+    Wanted,
+    read_parameters,
+    read_request,
+    write_answer,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import anywidth as aw
-from anywidth.deploying.probing import write_probes
+from anywidth.deploying.bundling import write_probes
 from anywidth.searching import finalists
 from anywidth.searching.choices import Choices
 from anywidth.searching.finalists import spread_uniform, uniform_within
@@ -137,12 +137,12 @@ def test_the_widest_uniform_width_counts_though_narrower_ones_take_longer(
 def test_the_narrowest_network_need_not_be_the_cheapest() -> None:
     """At 0.27 of its channels, 34, it takes longer than at 40."""
     model = network_by_two(0.27)
-    choices = Choices(aw.plan_of(model))
     cost = partial(blocked_time, model)
+    choices = Choices(aw.plan_of(model), cost)
     assert choices.narrowest["0.inside"] == 34
-    cheapest = choices.cheapest(cost)
+    cheapest = choices.cheapest()
     assert [cheapest[name] for name in choices.counts] == [40, 40]
-    found = choices.fitted(choices.widest, cost, cost(cheapest), random.Random(0))
+    found = choices.fitted(choices.widest, cost(cheapest), random.Random(0))
     assert found == cheapest
 
 
@@ -177,7 +177,7 @@ def test_other_networks_devices_and_files_are_refused(
 def test_times_of_another_machine_are_brought_back(model: nn.Module, tmp_path: Path) -> None:
     """Probes are exported, timed by the runtime alone, and their times read here."""
     bundle = tmp_path / "probes.anywidth"
-    write_probes(model, bundle, networks=8, progress=False)
+    write_probes(model, bundle, networks=8)
     anywidth_runtime.open(bundle).measure(repeats=2, progress=False)
     path = tmp_path / "probes.anywidth.latency.json"
     table = aw.LatencyTable.load(path, model)

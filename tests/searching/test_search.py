@@ -284,7 +284,7 @@ def test_choices_stay_inside_the_range(trained: nn.Module) -> None:
     assert choices.widest == plan.widest
     assert choices.narrowest == plan.narrowest
     config = choices.widest
-    while (narrower := choices.narrower(config, "0.0", 0.3, plan.macs)) is not None:
+    while (narrower := choices.narrower(config, "0.0", 0.3)) is not None:
         plan.check(narrower)
         assert narrower["0.0"] < config["0.0"]
         config = narrower
@@ -358,7 +358,7 @@ def costing(model: nn.Module, first: float, second: float) -> LatencyTable:
 def test_a_budget_that_no_uniform_width_meets_is_met(trained: nn.Module, method: str) -> None:
     """Where a wide layer is the faster one, every uniform width may be too slow."""
     table = costing(trained, -0.1, 0.2)
-    cheapest = Choices(aw.plan_of(trained)).cheapest(table.predict)
+    cheapest = Choices(aw.plan_of(trained), table.predict).cheapest()
     budget = aw.Budget("milliseconds", table.predict(cheapest) + 0.1)
     assert table.predict(aw.plan_of(trained).narrowest) > budget.amount
 

@@ -92,24 +92,19 @@ def search(
     budgets = _budgets(macs, latency, parameters)
     if latency is None and (latencies is not None or other_device):
         raise AnywidthError("--latencies and --other-device are for --latency: leave them out")
+    from anywidth.app.tasks.search_run import SearchOptions, search_run
+
     start_processes(local_device(device))
     try:
         trained = open_trained(
             run, device, trust=trust, model=model, data_dir=data_dir, eval_dir=eval_dir
         )
-        searched = _searched(
-            trained,
-            budgets=budgets,
-            out=run / "search" if out is None else out,
-            method=method,
-            seed=seed,
-            resume=resume,
-            latencies=latencies,
-            other_device=other_device,
-        )
+        out = run / "search" if out is None else out
+        options = SearchOptions(budgets, out, method, seed, resume, latencies, other_device)
+        searched = search_run(trained, options)
         is_first = rank() == 0
         if is_first:
-            _print(trained, searched, run / "search" if out is None else out)
+            _print(trained, searched, out)
     finally:
         stop_processes()
     if not searched.result.is_complete:
@@ -136,12 +131,6 @@ def _budgets(macs: str | None, latency: str | None, parameters: str | None) -> l
         return [Budget.parse(kind, one) for one in str(text).split(",")]
     except AnywidthError as error:
         raise AnywidthError(f"{name} {text}: {error}") from error
-
-
-def _searched(trained: Trained, **options: Any) -> Searched:
-    from anywidth.app.tasks.search_run import SearchOptions, search_run
-
-    return search_run(trained, SearchOptions(**options))
 
 
 def _print(trained: Trained, searched: Searched, out: Path) -> None:
@@ -179,7 +168,7 @@ def _print(trained: Trained, searched: Searched, out: Path) -> None:
 
 
 def _write_probes(trained: Trained, path: Path) -> None:
-    from anywidth.deploying.probing import write_probes
+    from anywidth.deploying.bundling import write_probes
 
     if path.suffix != ".anywidth" or not path.parent.is_dir():
         raise AnywidthError(f"--probes {path}: expected NAME.anywidth in an existing folder")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from anywidth.errors import AnywidthError
+from anywidth.errors import AnywidthError, packages_for
 
 
 def serve(
@@ -81,19 +81,11 @@ def serve(
       anywidth serve net.anywidth
     """
     options = dict(locals())  # all of them are the server's
-    try:
+    with packages_for("serving", "'./runtime[ray]'" if ray else "'./runtime[serve]'"):
         from anywidth_runtime.errors import BundleError, RequestError
         from anywidth_runtime.server.running import start
-    except ModuleNotFoundError as error:
-        raise AnywidthError(
-            f"serving needs the package {error.name!r}: pip install './runtime[serve]'"
-        ) from error
-    try:
-        start(**options)
-    except ModuleNotFoundError as error:
-        extra = "ray" if ray else "serve"
-        raise AnywidthError(
-            f"serving needs the package {error.name!r}: pip install './runtime[{extra}]'"
-        ) from error
-    except (BundleError, RequestError) as error:
-        raise AnywidthError(str(error)) from error
+
+        try:
+            start(**options)
+        except (BundleError, RequestError) as error:
+            raise AnywidthError(str(error)) from error

@@ -131,7 +131,7 @@ def train(
         _print_recipes()
         return
     if wandb:
-        from anywidth.app.runs.wandb_log import check_wandb
+        from anywidth.app.runs.metrics import check_wandb
 
         check_wandb()
     name, fields = split_arguments(arguments or [])

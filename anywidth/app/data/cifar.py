@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anywidth.errors import AnywidthError
+from anywidth.errors import AnywidthError, packages_for
 from anywidth.files import read_bytes
 
 PIXELS = 3 * 32 * 32
@@ -117,13 +117,9 @@ def _read_records(layout: BinaryLayout, path: Path, train: bool) -> Tensor:
 def _read_pickles(
     layout: BinaryLayout, root: Path, train: bool
 ) -> tuple[Tensor, Tensor, tuple[str, ...], Path]:
-    try:
+    instead = "'anywidth[cli]', or download the binary version of the files"
+    with packages_for(str(root / layout.pickle_folder), instead):
         from torchvision import datasets
-    except ModuleNotFoundError as error:
-        raise AnywidthError(
-            f"{root / layout.pickle_folder} needs the package {error.name!r}: install it with "
-            "pip install 'anywidth[cli]', or download the binary version of the files"
-        ) from error
 
     kind = datasets.CIFAR10 if layout.name == "CIFAR10" else datasets.CIFAR100
     folder = root / layout.pickle_folder

@@ -115,13 +115,15 @@ def load_classification(
         raise AnywidthError(f"validation={validation!r}: expected 'test' or 'split'")
     split = validation == "split"
     if name in ARRAY_NAMES:
-        source = _open_named(name, root, augmentation, image_size, device, limit, split, held_out)
+        source = _open_named(name, root, augmentation, image_size, device, split)
     else:
         folder, size = _folder_of(name, root), 224 if image_size is None else image_size
-        source = _open_folder(
-            folder, augmentation, size, workers, skip_corrupt, limit, split, held_out
-        )
-    open_loader = partial(source.open_loader, device=device, rank=rank, world_size=world_size)
+        source = _open_folder(folder, augmentation, size, workers, skip_corrupt, split)
+    trained, validated, judged = _choose(source.train.labels.cpu(), limit, split, held_out)
+    mean, std = source.statistics(trained)
+    judged = validated if judged is None else judged
+    open_loader = partial(source.open_loader, mean=mean, std=std, device=device)
+    evaluated = partial(open_loader, batch_size=evaluation_batch_size)
     train = open_loader(
         source.train,
         batch_size=batch_size,
@@ -129,44 +131,37 @@ def load_classification(
         augmentation=augmentation,
         shuffle=True,
         drop_last=True,
-        positions=source.trained,
+        positions=trained,
+        rank=rank,
+        world_size=world_size,
     )
-    judged = source.judged if source.judged is not None else source.validated
-    judging = train.subset(train.samples, seed, batch_size=evaluation_batch_size)
-    if judged is not None:
-        judging = source.open_loader(
-            source.train, batch_size=evaluation_batch_size, device=device, positions=judged
-        )
+    plain = train.subset(train.samples, seed, batch_size=evaluation_batch_size)
     return ClassificationData(
         train=train,
-        validation=open_loader(
-            source.validation, batch_size=evaluation_batch_size, positions=source.validated
+        validation=evaluated(
+            source.validation, positions=validated, rank=rank, world_size=world_size
         ),
-        calibration=train.subset(train.samples, seed, batch_size=evaluation_batch_size),
+        calibration=plain,
         classes=source.train.classes,
         input_shape=source.input_shape,
-        mean=source.mean,
-        std=source.std,
+        mean=mean,
+        std=std,
         images=(len(source.train), len(source.validation)),
         digests=(source.train.digest(), source.validation.digest()),
-        judging=judging,
+        judging=plain if judged is None else evaluated(source.train, positions=judged),
         is_held_out=judged is not None,
     )
 
 
 @dataclass(frozen=True)
 class _Source:
-    """Samples for training and validation, their positions (None: all), and their loader."""
+    """Samples for training and validation, their loader, and the mean and deviation of some."""
 
     open_loader: Callable[..., ImageLoader]
     train: "ImageArrays | ImageFiles"
-    trained: Tensor
     validation: "ImageArrays | ImageFiles"
-    validated: Tensor | None
     input_shape: tuple[int, int, int]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    judged: Tensor | None
+    statistics: Callable[[Tensor], tuple[tuple[float, ...], tuple[float, ...]]]
 
 
 def _open_named(
@@ -175,9 +170,7 @@ def _open_named(
     augmentation: "Augmentation | FolderAugmentation | None",
     image_size: int | None,
     device: torch.device | str,
-    limit: int | None,
     split: bool,
-    held_out: float,
 ) -> _Source:
     if augmentation is not None and not isinstance(augmentation, Augmentation):
         raise AnywidthError(
@@ -190,20 +183,14 @@ def _open_named(
             f"--image-size {image_size}, but the images of {name!r} are {height} x {width}: leave "
             "it out"
         )
-    trained, validated, judged = _choose(arrays.labels, limit, split, held_out)
-    mean, std = channel_statistics(arrays.images[trained])
     # Moved to the device here, so that all loaders share one copy.
     shared = arrays.to(device)
     return _Source(
-        open_loader=partial(DeviceLoader, mean=mean, std=std),
-        train=shared,
-        trained=trained,
-        validation=shared if split else load_arrays(name, root, train=False),
-        validated=validated,
-        input_shape=(channels, height, width),
-        mean=mean,
-        std=std,
-        judged=judged,
+        DeviceLoader,
+        shared,
+        shared if split else load_arrays(name, root, train=False),
+        (channels, height, width),
+        lambda chosen: channel_statistics(arrays.images[chosen]),
     )
 
 
@@ -213,9 +200,7 @@ def _open_folder(
     size: int,
     workers: int | None,
     skip_corrupt: bool,
-    limit: int | None,
     split: bool,
-    held_out: float,
 ) -> _Source:
     from anywidth.app.data.decoding_workers import default_workers
     from anywidth.app.data.folder import IMAGENET_MEAN, IMAGENET_STD, FolderLoader
@@ -228,24 +213,15 @@ def _open_folder(
     train = scan_split(root, "train")
     validation = train if split else scan_split(root, "val")
     check_same_classes(train, validation)
-    trained, validated, judged = _choose(train.labels, limit, split, held_out)
-    return _Source(
-        open_loader=partial(
-            FolderLoader,
-            size=size,
-            resize=round(size * EVALUATION_RESIZE),
-            workers=default_workers() if workers is None else workers,
-            skip_corrupt=skip_corrupt,
-        ),
-        train=train,
-        trained=trained,
-        validation=validation,
-        validated=validated,
-        input_shape=(3, size, size),
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-        judged=judged,
+    open_loader = partial(
+        FolderLoader,
+        size=size,
+        resize=round(size * EVALUATION_RESIZE),
+        workers=default_workers() if workers is None else workers,
+        skip_corrupt=skip_corrupt,
     )
+    statistics = IMAGENET_MEAN, IMAGENET_STD
+    return _Source(open_loader, train, validation, (3, size, size), lambda chosen: statistics)
 
 
 def _folder_of(name: str, root: Path | str | None) -> Path:

@@ -8,14 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from anywidth.errors import AnywidthError
+from anywidth.errors import AnywidthError, packages_for
 
-try:
+with packages_for("reading image files", "'anywidth[cli]'"):
     from PIL import ExifTags, Image, ImageOps
-except ModuleNotFoundError as error:
-    raise AnywidthError(
-        f"image files need the package {error.name!r}: install it with pip install 'anywidth[cli]'"
-    ) from error
 
 DEEP = 65535
 """The largest value of 16-bit grey."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from anywidth.app.interrupts import handled_by, note_signal
 from anywidth.app.runs.checkpoints import part_file
 from anywidth.app.runs.dry_run import DryRun, measure_steps
-from anywidth.app.runs.metrics import MetricsLog
+from anywidth.app.runs.metrics import MetricsLog, WandbLog
 from anywidth.app.runs.run import MEND, Run
 from anywidth.app.runs.training_state import (
     capture_random_state,
@@ -25,7 +25,6 @@ from anywidth.app.runs.training_state import (
     restore_random_state,
     unflatten_state,
 )
-from anywidth.app.runs.wandb_log import WandbLog
 from anywidth.distributed import barrier, rank, sum_over_ranks, world_size
 from anywidth.errors import AnywidthError, errors_about, few_of, misfits
 from anywidth.measuring.progress import training_progress

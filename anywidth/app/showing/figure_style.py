@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anywidth.errors import AnywidthError
+from anywidth.errors import AnywidthError, packages_for
 from anywidth.files import write_atomically
 
 if TYPE_CHECKING:
@@ -66,10 +66,8 @@ def figure_bytes(figure: Figure, form: str, transparent: bool = False) -> bytes:
 @contextlib.contextmanager
 def style() -> Iterator[None]:
     """Use our style, whatever the user's own Matplotlib settings are."""
-    try:
+    with packages_for("a plot", "'anywidth[cli]'"):
         import matplotlib.style
-    except ImportError as error:
-        raise AnywidthError("plots need matplotlib: install anywidth[cli]") from error
     with matplotlib.style.context(["default", _STYLE]), warnings.catch_warnings():
         # Names in other scripts stay text in an SVG, and are empty boxes in a PNG.
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from font")

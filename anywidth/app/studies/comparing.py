@@ -11,7 +11,13 @@ from enum import StrEnum
 from anywidth.app.showing.spectrum_tables import format_width
 from anywidth.app.tasks.classification.task import TrainedClassifier
 from anywidth.errors import AnywidthError
-from anywidth.measuring.spectra import STANDARD_ERROR, Metric, Spectrum, standard_error
+from anywidth.measuring.spectra import (
+    STANDARD_ERROR,
+    Metric,
+    Spectrum,
+    SpectrumPoint,
+    standard_error,
+)
 
 # A network has learned nothing if its error is not further below guessing, in points.
 NEAR_CHANCE = 1.0
@@ -96,6 +102,15 @@ class Results:
         spectra = self.seeds(line).values()
         found = [{p.width for p in one.points if p.width is not None} for one in spectra]
         return sorted(set.intersection(*found))
+
+    def points(self, line: Line, width: float) -> list[SpectrumPoint]:
+        """What every seed that has a width measured there."""
+        return [
+            point
+            for one in self.seeds(line).values()
+            for point in one.points
+            if point.width is not None and abs(point.width - width) < 1e-9
+        ]
 
     def means(
         self, line: Line, widths: Sequence[float], metric: str | None = None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Sequence
 from functools import partial
+
+import numpy as np
 
 from anywidth.app.showing.spectrum_tables import format_width
 from anywidth.app.studies.comparing import (
@@ -252,18 +253,12 @@ def nonuniform(results: Results) -> list[Finding]:
 def excess_error(spectrum: Spectrum, reference: Spectrum) -> float:
     """The mean distance of a spectrum above another at the same multiply-adds."""
     known = sorted((point.macs, point.metrics[ERROR]) for point in reference.points)
+    costs, errors = zip(*known, strict=True)
     return statistics.mean(
-        point.metrics[ERROR] - _interpolate(known, point.macs)
+        point.metrics[ERROR] - float(np.interp(point.macs, costs, errors))
         for point in spectrum.points
-        if known[0][0] <= point.macs <= known[-1][0]
+        if costs[0] <= point.macs <= costs[-1]
     )
-
-
-def _interpolate(known: Sequence[tuple[int, float]], place: int) -> float:
-    for (left, low), (right, high) in itertools.pairwise(known):
-        if left <= place <= right:
-            return low if left == right else low + (high - low) * (place - left) / (right - left)
-    return known[-1][1]
 
 
 def super_resolution(results: Results) -> list[Finding]:

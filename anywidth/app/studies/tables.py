@@ -142,13 +142,7 @@ def _table(study: Study, network: Network, results: Results, metric: str) -> lis
 
 def _cell(results: Results, line: Line, width: float, metric: str) -> str:
     """The mean over the seeds with their deviation, or one seed with its own standard error."""
-    shown = results.describe(metric)
-    points = [
-        point
-        for one in results.seeds(line).values()
-        for point in one.points
-        if point.width is not None and abs(point.width - width) < 1e-9
-    ]
+    shown, points = results.describe(metric), results.points(line, width)
     if len(points) == 1:
         return format_point(points[0], metric, shown)
     return format_mean([point.metrics[metric] for point in points], shown)
@@ -158,13 +152,8 @@ def _costs(settings: Sequence[Setting], columns: Sequence[float], results: Resul
     """The multiply-adds of each width, from the first setting that has it."""
     cells = []
     for width in columns:
-        points = [
-            point
-            for setting in settings
-            for one in results.seeds((setting.network.name, setting.label)).values()
-            for point in one.points
-            if point.width == width
-        ]
+        lines = ((setting.network.name, setting.label) for setting in settings)
+        points = [point for line in lines for point in results.points(line, width)]
         cells.append(format_count(points[0].macs) if points else "")
     return cells
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from anywidth.app.own_command import own_command
 from anywidth.app.runs.folder_lock import lock_folder
@@ -177,7 +177,6 @@ def _latencies(trained: Trained) -> dict[float, float]:
 
 
 def _parsed(kind: CostKind, text: str) -> Budget:
-    assert kind in get_args(CostKind)
     with errors_about(f"{_OPTIONS[kind]} {text}"):
         return Budget.parse(kind, text)
 

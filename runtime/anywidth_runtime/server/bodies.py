@@ -48,18 +48,19 @@ class Bodies:
         if told.isdigit() and int(told) > self._most:
             raise self._too_large()
         try:
-            async with asyncio.timeout(_PATIENCE):
-                async for chunk in request.stream():
-                    size += len(chunk)
-                    self.held += len(chunk)
-                    chunks.append(chunk)
-                    if size > self._most:
-                        raise self._too_large()
-                    if self.held > self._most_held:
-                        raise TooMuchHeld("the server holds too many bytes; try again later")
+            try:
+                async with asyncio.timeout(_PATIENCE):
+                    async for chunk in request.stream():
+                        size += len(chunk)
+                        self.held += len(chunk)
+                        chunks.append(chunk)
+                        if size > self._most:
+                            raise self._too_large()
+                        if self.held > self._most_held:
+                            raise TooMuchHeld("the server holds too many bytes; try again later")
+            except TimeoutError as error:
+                raise BodyTooSlow(f"the body did not arrive within {_PATIENCE:g} s") from error
             yield b"".join(chunks)
-        except TimeoutError as error:
-            raise BodyTooSlow(f"the body did not arrive within {_PATIENCE:g} s") from error
         finally:
             self.held -= size
 

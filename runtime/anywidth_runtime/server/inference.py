@@ -10,15 +10,16 @@ from anywidth_runtime.contents import TensorInfo
 from anywidth_runtime.errors import RequestError
 from anywidth_runtime.governor_scheduler import Closed, QueueFull, TooLate
 from anywidth_runtime.network import Network
-from anywidth_runtime.server.answers import Elements, write_answer
 from anywidth_runtime.server.bodies import Bodies, BodyTooLarge, BodyTooSlow, TooMuchHeld
 from anywidth_runtime.server.pictures import PictureTooLarge
 from anywidth_runtime.server.protocol import (
     FROM_NUMPY,
+    Elements,
     InferenceRequest,
     Wanted,
     read_parameters,
     read_request,
+    write_answer,
 )
 from anywidth_runtime.server.service import Reply, Service
 

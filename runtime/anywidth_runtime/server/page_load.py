@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 import time
@@ -10,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from anywidth_runtime.errors import RequestError
-from anywidth_runtime.governor_scheduler import QueueFull, Served, TooLate
+from anywidth_runtime.governor_scheduler import Closed, QueueFull, Served, TooLate
 from anywidth_runtime.server.metrics import Moment
 from anywidth_runtime.server.service import Service
 
@@ -51,13 +52,14 @@ class Load:
 
     async def _send(self) -> None:
         following = time.monotonic()
-        while self.per_second and (now := time.monotonic()) < self._until:
-            # Requests that a stalled event loop could not send are not sent later in one burst.
-            following = max(following, now - _MOST_LATE)
-            while following <= now:
-                self._submit()
-                following += self._draw.expovariate(self.per_second)
-            await asyncio.sleep(max(_SHORTEST_SLEEP, following - now))
+        with contextlib.suppress(Closed):  # the server ends
+            while self.per_second and (now := time.monotonic()) < self._until:
+                # Requests that a stalled event loop could not send are not sent in one burst.
+                following = max(following, now - _MOST_LATE)
+                while following <= now:
+                    self._submit()
+                    following += self._draw.expovariate(self.per_second)
+                await asyncio.sleep(max(_SHORTEST_SLEEP, following - now))
         self.per_second = 0.0
 
     def _submit(self) -> None:

@@ -16,7 +16,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from anywidth_runtime.server.examples import read_examples
+from anywidth_runtime.server.page_routes import read_examples
 from anywidth_runtime.server.pictures import PictureInput
 from command_line import HANGS_AFTER, command, environment
 from finished_runs import (

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from command_line import Answer, assert_one_line, assert_refused, command
 
+from anywidth.app.cli import explained
 from anywidth.app.data import decoding_workers
+from anywidth.app.data.arrays import read_idx
 from anywidth.app.data.folder import FolderLoader
-from anywidth.app.data.idx import read_idx
 from anywidth.app.data.image_files import scan_split
-from anywidth.app.failures import explained
 from anywidth.errors import AnywidthError
 from anywidth.files import load_tensors, read_json
 

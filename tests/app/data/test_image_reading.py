@@ -21,7 +21,7 @@ from anywidth.app.data.folder import FolderLoader
 from anywidth.app.data.folder_images import FolderImages, Request, Slots
 from anywidth.app.data.image_files import ImageFiles, scan_split
 from anywidth.app.data.image_reading import decode_crop, read_image, read_size
-from anywidth.app.tasks.classification.prediction import _read
+from anywidth.app.tasks.classification.trained import _read
 from anywidth.app.tasks.super_resolution.pictures import read_picture
 from anywidth.errors import AnywidthError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from command_line import TINY_RUN, anywidth, assert_refused, command
 
-from anywidth.app.runs import wandb_log
+from anywidth.app.runs import metrics
 
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
 
@@ -30,7 +30,7 @@ def test_a_run_is_recorded_offline_under_a_name_that_it_keeps(tmp_path: Path) ->
 def test_without_the_package_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wandb_log.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: None)
     answer = command("train", *TINY_RUN, "--wandb", "--out", tmp_path / "run")
     assert_refused(answer, "anywidth[wandb]")
     assert not (tmp_path / "run").exists()

@@ -15,7 +15,7 @@ from anywidth.errors import AnywidthError
 from anywidth.measuring.heartbeat import working
 
 if TYPE_CHECKING:
-    from anywidth.app.tasks.classification.task import TrainedClassifier
+    from anywidth.app.tasks.classification.trained import TrainedClassifier
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm")
 """Endings of the files that are taken from a folder."""
@@ -91,11 +91,9 @@ def _classified(
     trained: TrainedClassifier, files: Iterable[Path], top: int
 ) -> Iterator[dict[str, Any]]:
     """Per file its likely classes, or why it cannot be read; a bad file does not end the rest."""
-    from anywidth.app.tasks.classification import prediction
-
     for path in files:
         try:
-            likely = prediction.predict(trained, path, top)
+            likely = trained.predict(path, top)
         except AnywidthError as error:
             yield {"image": str(path), "error": str(error)}
         else:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anywidth.app.tasks.reinforcement.environments import SteppingAlone, VectorEnvironment
+from anywidth.app.tasks.reinforcement.environments import VectorEnvironment
 from anywidth.slimming.convert import at_width, plan_of
 
 
@@ -87,8 +87,6 @@ class Player:
         self._actions = self._chosen.to(self.device) if on_gpu else self._chosen
         self._position = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._stepping_alone = environment if isinstance(environment, SteppingAlone) else None
-        self._pending: np.ndarray | None = None
 
     def start(self) -> None:
         """Start recording at the first row; the environments continue."""
@@ -108,20 +106,9 @@ class Player:
         torch.cuda.current_stream().synchronize()
         return self._chosen.numpy().copy()
 
-    def send(self, actions: np.ndarray) -> None:
-        """Let the environments step, in the background if they can."""
-        if self._stepping_alone is not None:
-            self._stepping_alone.send(actions)
-        self._pending = actions
-
     def receive(self, step: int) -> None:
         """Wait for the environments and record the results of row `step`."""
-        assert self._pending is not None
-        if self._stepping_alone is not None:
-            outcome = self._stepping_alone.receive()
-        else:
-            outcome = self.environment.step(self._pending)
-        self._pending = None
+        outcome = self.environment.receive()
         self._seen.numpy()[...] = outcome.observations
         self.rollout.rewards[step] = torch.from_numpy(outcome.rewards)
         self.rollout.ends[step] = torch.from_numpy(outcome.ends.astype(np.float32))
@@ -200,7 +187,7 @@ class Collector:
             for player in self.players:
                 if step > 0:
                     player.receive(step - 1)
-                player.send(player.decide())
+                player.environment.send(player.decide())
         for player in self.players:
             player.receive(self.length - 1)
             player.decide()

@@ -16,8 +16,10 @@ class ReinforcementSettings(TaskSettings):
     task: ClassVar[str] = "reinforcement"
     version: ClassVar[int] = 3  # earlier versions lack some fields
     of_us_nets: ClassVar[tuple[str, ...]] = (
-        *("widths_per_step", "density", "nonuniform", "lattice", "teacher"),
-        *("distill", "distill_weight", "dual_clip"),
+        *TaskSettings.of_us_nets,
+        "distill",
+        "distill_weight",
+        "dual_clip",
     )
 
     environment: str = option(
@@ -82,7 +84,7 @@ class ReinforcementSettings(TaskSettings):
     def trained_widths(self) -> list[float]:
         """Five widths, because each needs many games."""
         between = [width for width in (0.4, 0.5, 0.75) if self.low < width < self.high]
-        return [self.low, *between, self.high]
+        return list(dict.fromkeys([self.low, *between, self.high]))
 
     def named_code(self) -> str | None:
         """Gymnasium imports `module` for an environment `gym:module:Name`."""

@@ -9,21 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from anywidth.app.runs.loop import Training, load_final, save_final, train
+from anywidth.app.runs.loop import Training, save_final, train
 from anywidth.app.runs.run import Run
 from anywidth.app.tasks.registry import Task
 from anywidth.app.tasks.reinforcement.command import play as play_command
-from anywidth.app.tasks.reinforcement.deployment import deployed_policy, policy_examples
-from anywidth.app.tasks.reinforcement.playing import GameScores, play_games
 from anywidth.app.tasks.reinforcement.policies import actions_and_shape, build_model
 from anywidth.app.tasks.reinforcement.ppo import (
     RolloutLoader,
@@ -38,19 +32,15 @@ from anywidth.app.tasks.reinforcement.ppo import (
 )
 from anywidth.app.tasks.reinforcement.recipes import RECIPES
 from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings
+from anywidth.app.tasks.reinforcement.trained import TrainedPolicy, open_trained, play
 from anywidth.app.tasks.starting_network import start_with_weights
-from anywidth.app.tasks.task_settings import arithmetic_of, read_settings
-from anywidth.app.tasks.trained import Judging, Trained
-from anywidth.distributed import local_device, rank, world_size
+from anywidth.app.tasks.task_settings import arithmetic_of
+from anywidth.distributed import local_device, world_size
 from anywidth.errors import AnywidthError
-from anywidth.json_values import listed, whole
-from anywidth.measuring.spectra import Metric
 from anywidth.slimming.convert import at_width
 from anywidth.training.precision import tf32_arithmetic
 from anywidth.training.seeds import derive_seed
 from anywidth.training.step import SandwichStep, StepResult
-
-# ---- training ------------------------------------------------------------------------------------
 
 
 def train_run(run: Run, settings: ReinforcementSettings) -> bool:
@@ -156,7 +146,8 @@ def curve_widths(settings: ReinforcementSettings) -> list[float]:
     """The widths of the learning curves: both ends and two in between, as in the paper."""
     if settings.method == "i":
         return [settings.width]
-    return [round(settings.low + i * (settings.high - settings.low) / 3, 6) for i in range(4)]
+    step = (settings.high - settings.low) / 3
+    return list(dict.fromkeys(round(settings.low + i * step, 6) for i in range(4)))
 
 
 def validate(
@@ -170,90 +161,6 @@ def validate(
             games = play(model, settings, settings.curve_games, seed, greedy=False)
         found[f"score/{width}"] = games.mean
     return found
-
-
-# ---- after training ------------------------------------------------------------------------------
-
-
-def play(
-    model: nn.Module, settings: ReinforcementSettings, games: int, seed: int, *, greedy: bool
-) -> GameScores:
-    """Play full games at the current width."""
-    return play_games(
-        model,
-        settings.environment,
-        games,
-        seed,
-        greedy=greedy,
-        most_steps=settings.longest_game,
-        threads=settings.threads,
-    )
-
-
-@dataclass(frozen=True)
-class TrainedPolicy(Trained):
-    """A finished run with its trained network."""
-
-    settings: ReinforcementSettings
-
-    metrics: ClassVar[Mapping[str, Metric]] = {
-        "score": Metric("mean score", 2),
-        "greedy_score": Metric("mean score, greedy", 2),
-    }
-    drawn: ClassVar[tuple[str, ...]] = ("score", "greedy_score")
-    curves: ClassVar[Mapping[str, str]] = {
-        "policy_loss": "policy loss",
-        "value_loss": "value loss",
-        "training_score": "training score",
-        "score": "mean score",
-    }
-
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Mean scores of full games, sampled and greedy; the same games at every width."""
-        seed = derive_seed("evaluation", self.settings.seed)
-        found: dict[str, float] = {}
-        for name, greedy in (("score", False), ("greedy_score", True)):
-            games = play(model, self.settings, self.settings.evaluation_games, seed, greedy=greedy)
-            found |= {name: games.mean, f"{name}_standard_error": games.standard_error}
-        return found
-
-    @property
-    def measured_on(self) -> str:
-        return f"{self.settings.evaluation_games} games of {self.settings.environment}"
-
-    def judging(self, seed: int = 0) -> Judging:
-        """By the mean score of games that are played neither in training nor in `evaluate`."""
-        settings = self.settings
-        start = derive_seed("judging", settings.seed, seed)
-
-        def score(model: nn.Module) -> dict[str, float]:
-            games = play(model, settings, settings.evaluation_games, start, greedy=False)
-            return {"score": games.mean, "score_standard_error": games.standard_error}
-
-        games = f"{settings.evaluation_games:,} games, the same for every configuration"
-        return Judging(score, "score", games, is_held_out=True)
-
-    deployment = deployed_policy
-    examples = policy_examples
-
-
-_STATE = {"actions": whole(1, 2**16), "observation_shape": listed(whole(1, 2**14))}
-
-
-def open_trained(
-    folder: str | Path,
-    device: str = "auto",
-    with_data: bool = True,
-    settings: ReinforcementSettings | None = None,
-) -> TrainedPolicy:
-    """Load a finished run to evaluate or play."""
-    run = Run.open_finished(folder, writing=rank() == 0)
-    settings = settings or read_settings(run, ReinforcementSettings)
-    state = run.read_state(_STATE)
-    model = build_model(settings, state["actions"], tuple(state["observation_shape"]))
-    load_final(model, run)
-    model.to(local_device(device)).eval()
-    return TrainedPolicy(run, settings, model)
 
 
 TASK = Task(ReinforcementSettings, TrainedPolicy, train_run, open_trained, RECIPES, play_command)

@@ -18,9 +18,7 @@ class SuperResolutionSettings(TaskSettings):
     task: ClassVar[str] = "super_resolution"
     version: ClassVar[int] = 3  # earlier versions lack some fields
     places: ClassVar[tuple[str, ...]] = ("data_dir", "eval_dir", "cache_dir")
-    of_us_nets: ClassVar[tuple[str, ...]] = (
-        *("widths_per_step", "density", "nonuniform", "lattice", "teacher", "distill", "truth"),
-    )
+    of_us_nets: ClassVar[tuple[str, ...]] = (*TaskSettings.of_us_nets, "distill", "truth")
 
     channels: int = option(64, "channels between blocks", at_least=1, at_most=2**14)
     blocks: int = option(8, "residual blocks", at_least=1, at_most=1000)

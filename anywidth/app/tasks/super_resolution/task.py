@@ -6,41 +6,31 @@ can be used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from anywidth.app.runs.loop import Training, load_final, save_final, scheduled_rate, train
+from anywidth.app.runs.loop import Training, save_final, scheduled_rate, train
 from anywidth.app.runs.run import Run
 from anywidth.app.tasks.registry import Task
 from anywidth.app.tasks.starting_network import start_with_weights
 from anywidth.app.tasks.super_resolution.command import upscale as upscale_command
-from anywidth.app.tasks.super_resolution.crops import crop_sections
-from anywidth.app.tasks.super_resolution.deployment import deployed_upscaler, upscaler_examples
-from anywidth.app.tasks.super_resolution.judged_patches import judged_by_patches
 from anywidth.app.tasks.super_resolution.networks import build_model
 from anywidth.app.tasks.super_resolution.patches import PatchLoader
-from anywidth.app.tasks.super_resolution.picture_sets import (
+from anywidth.app.tasks.super_resolution.pictures import (
+    PicturePairs,
     load_evaluation_sets,
     split_pictures,
 )
-from anywidth.app.tasks.super_resolution.pictures import (
-    PicturePairs,
-)
 from anywidth.app.tasks.super_resolution.recipes import RECIPES
 from anywidth.app.tasks.super_resolution.settings import SuperResolutionSettings
-from anywidth.app.tasks.super_resolution.upscaling import Sets, evaluate, mean_psnr
-from anywidth.app.tasks.task_settings import arithmetic_of, read_settings
-from anywidth.app.tasks.trained import Judging, Trained
+from anywidth.app.tasks.super_resolution.trained import TrainedUpscaler, open_trained
+from anywidth.app.tasks.super_resolution.upscaling import Sets, mean_psnr
+from anywidth.app.tasks.task_settings import arithmetic_of
 from anywidth.distributed import local_device, rank, world_size
-from anywidth.errors import AnywidthError
-from anywidth.measuring.spectra import Metric
 from anywidth.models.wdsr import WDSR
 from anywidth.slimming.convert import at_width
 from anywidth.training.precision import tf32_arithmetic
@@ -159,76 +149,6 @@ def _validate(model: WDSR, sets: Sets, settings: SuperResolutionSettings) -> dic
             values[f"validation_psnr/{width}"] = found
     model.train()
     return values
-
-
-# ---- after training ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TrainedUpscaler(Trained):
-    """A finished run: its trained network, and the evaluation pictures if loaded."""
-
-    settings: SuperResolutionSettings
-    model: WDSR
-    sets: Sets | None
-
-    metrics: ClassVar[Mapping[str, Metric]] = {
-        "psnr": Metric("PSNR, dB", 2),
-        "ssim": Metric("SSIM", 4),
-    }
-    curves: ClassVar[Mapping[str, str]] = {
-        "loss": "loss",
-        "validation_psnr": "validation PSNR, dB",
-    }
-    sections_need_data: ClassVar[bool] = True
-
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        assert isinstance(model, WDSR)
-        return evaluate(model, self.pictures())
-
-    @property
-    def measured_on(self) -> str:
-        counted = []
-        for name, pairs in self.pictures().items():
-            pictures = f"picture{'s' * (len(pairs) != 1)}"
-            is_bundled = self.settings.eval_dir is None and name == "bundled"
-            named = f"bundled {pictures}" if is_bundled else f"{pictures} of {name}"
-            counted.append(f"{len(pairs)} {named}")
-        return ", ".join(counted)
-
-    def judging(self, seed: int = 0) -> Judging:
-        pictures, held_out = split_pictures(self.settings)
-        self.run.check_data(pictures.facts())
-        return judged_by_patches(self, pictures, held_out, seed)
-
-    deployment = deployed_upscaler
-    examples = upscaler_examples
-    sections = crop_sections
-
-    def pictures(self) -> Sets:
-        if self.sets is None:
-            raise AnywidthError(f"the pictures of {self.run.folder} were not loaded")
-        return self.sets
-
-
-def open_trained(
-    folder: str | Path,
-    device: str = "auto",
-    with_data: bool = True,
-    settings: SuperResolutionSettings | None = None,
-) -> TrainedUpscaler:
-    """Load a finished run to evaluate or upscale.
-
-    `settings` replace the run's own, for pictures that have moved.
-    """
-    run = Run.open_finished(folder, writing=rank() == 0)
-    settings = settings or read_settings(run, SuperResolutionSettings)
-    model = build_model(settings)
-    load_final(model, run)
-    model.to(local_device(device)).eval()
-    return TrainedUpscaler(
-        run, settings, model, load_evaluation_sets(settings) if with_data else None
-    )
 
 
 TASK = Task(

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anywidth.app.tasks.reinforcement.environments import Outcome
+from anywidth.app.tasks.reinforcement.environments import Outcome, VectorEnvironment
 from anywidth.app.tasks.reinforcement.ppo import (
     RolloutLoader,
     advantages,
@@ -224,7 +224,7 @@ def test_the_learning_rate_rises_and_falls_to_zero() -> None:
 # ---- roll-outs -----------------------------------------------------------------------------------
 
 
-class Counting:
+class Counting(VectorEnvironment):
     """Shows (game's number, steps so far) and rewards an action by its number plus the steps.
 
     Every fifth step is a game's last; game k of environment e is numbered 10 e + k.
@@ -253,8 +253,6 @@ class Counting:
 
     def render(self) -> np.ndarray:
         return np.zeros((1, 1, 3), np.uint8)
-
-    def close(self) -> None: ...
 
     def _show(self) -> np.ndarray:
         return np.stack([self.games, np.full(self.count, self.steps)], 1).astype(np.float32)

@@ -180,6 +180,11 @@ def test_curves_are_of_both_ends_and_two_between() -> None:
     assert curve_widths(replace(TINY, method="i", width=0.25)) == [0.25]
 
 
+def test_a_range_of_one_width_is_played_once() -> None:
+    alone = replace(TINY, low=1.0)
+    assert curve_widths(alone) == alone.widths == [1.0]
+
+
 # ---- stopping and resuming -----------------------------------------------------------------------
 
 

@@ -17,8 +17,7 @@ from anywidth.app.runs.loop import scheduled_rate
 from anywidth.app.runs.metrics import read_metrics
 from anywidth.app.runs.run import Run
 from anywidth.app.tasks.super_resolution.networks import build_model, start_from_bicubic
-from anywidth.app.tasks.super_resolution.picture_sets import load_evaluation_sets
-from anywidth.app.tasks.super_resolution.pictures import BUNDLED
+from anywidth.app.tasks.super_resolution.pictures import BUNDLED, load_evaluation_sets
 from anywidth.app.tasks.super_resolution.resize import upscale
 from anywidth.app.tasks.super_resolution.task import (
     SuperResolutionSettings,

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anywidth.app.tasks.super_resolution.tiling import run_tiled
+from anywidth.app.tasks.super_resolution.upscaling import run_tiled
 from anywidth.models.wdsr import wdsr
 
 

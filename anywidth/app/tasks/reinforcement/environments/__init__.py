@@ -5,12 +5,11 @@ from __future__ import annotations
 from anywidth.app.tasks.reinforcement.environments.protocol import (
     MOST_STEPS,
     Outcome,
-    SteppingAlone,
     VectorEnvironment,
 )
-from anywidth.errors import AnywidthError
+from anywidth.errors import AnywidthError, packages_for
 
-__all__ = ["MOST_STEPS", "Outcome", "SteppingAlone", "VectorEnvironment", "make_environment"]
+__all__ = ["MOST_STEPS", "Outcome", "VectorEnvironment", "make_environment"]
 
 FORMS = "atari:breakout (or BreakoutNoFrameskip-v4), minatar:breakout or gym:CartPole-v1"
 
@@ -47,7 +46,7 @@ def make_environment(
     family, colon, game = name.partition(":")
     if not colon and name.endswith("NoFrameskip-v4"):
         family, game = "atari", name
-    try:
+    with packages_for(name, "'anywidth[rl]'"):
         if family == "atari" and game:
             from anywidth.app.tasks.reinforcement.environments.atari import AtariEnvironment
 
@@ -68,8 +67,4 @@ def make_environment(
             from anywidth.app.tasks.reinforcement.environments.gym_vector import GymEnvironment
 
             return GymEnvironment(game, count, seed, most_steps=most_steps, rendered=rendered)
-    except ModuleNotFoundError as error:
-        raise AnywidthError(
-            f"{name} needs the package {error.name!r}: install it with pip install 'anywidth[rl]'"
-        ) from error
     raise AnywidthError(f"no environment {name!r}: expected something like {FORMS}")

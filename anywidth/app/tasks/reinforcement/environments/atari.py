@@ -14,6 +14,7 @@ from anywidth.app.tasks.reinforcement.environments.protocol import (
     MOST_STEPS,
     Outcome,
     ScoreBook,
+    VectorEnvironment,
     environment_seeds,
 )
 from anywidth.errors import AnywidthError
@@ -23,7 +24,7 @@ MOST_NO_OPS = 30
 SCREEN = {"img_height": 210, "img_width": 160, "grayscale": False, "stack_num": 1}
 
 
-class AtariEnvironment:
+class AtariEnvironment(VectorEnvironment):
     """Games of one ROM: an action lasts 4 frames, an observation is the last 4 such steps.
 
     Each of the 4 is the maximum of two frames, grey, 84x84; before the first step of a game they
@@ -78,14 +79,12 @@ class AtariEnvironment:
         return self.receive()
 
     def send(self, actions: np.ndarray) -> None:
-        """Start a step of all games and return immediately; `receive` must follow."""
         self._games.send(actions)
         self._is_stepping = True
         if self._screen is not None:
             self._frame = self._screen.step(actions[:1])[0][0, 0]
 
     def receive(self) -> Outcome:
-        """Wait for the step that `send` started."""
         observations, rewards, terminated, truncated, info = self._games.recv()
         self._is_stepping = False
         finished = terminated | truncated

@@ -12,12 +12,13 @@ from gymnasium.vector import AutoresetMode
 from anywidth.app.tasks.reinforcement.environments.protocol import (
     Outcome,
     ScoreBook,
+    VectorEnvironment,
     environment_seeds,
 )
 from anywidth.errors import AnywidthError
 
 
-class GymEnvironment:
+class GymEnvironment(VectorEnvironment):
     """Copies of a gymnasium environment, stepped one after the other.
 
     Args:

@@ -14,6 +14,7 @@ from anywidth.app.tasks.reinforcement.environments.protocol import (
     MOST_STEPS,
     Outcome,
     ScoreBook,
+    VectorEnvironment,
     environment_seeds,
 )
 from anywidth.errors import AnywidthError
@@ -43,7 +44,7 @@ GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 CELL_PIXELS = 16
 
 
-class MinAtarEnvironment:
+class MinAtarEnvironment(VectorEnvironment):
     """Games with MinAtar's defaults: a tenth of the actions is replaced by the previous one.
 
     Observations are 0 or 1 in float32, with one channel per kind of object. Only those of the six
@@ -98,8 +99,6 @@ class MinAtarEnvironment:
 
     def render(self) -> np.ndarray:
         return paint(self._cells[0])
-
-    def close(self) -> None: ...
 
     def _observations(self) -> np.ndarray:
         return np.ascontiguousarray(self._cells.transpose(0, 3, 1, 2), dtype=np.float32)

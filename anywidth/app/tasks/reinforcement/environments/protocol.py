@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class Outcome:
     finished: np.ndarray
 
 
-class VectorEnvironment(Protocol):
+class VectorEnvironment(ABC):
     """`count` games side by side; a game that is over starts again in the same step."""
 
     count: int
@@ -42,32 +42,28 @@ class VectorEnvironment(Protocol):
     observation_shape: tuple[int, ...]
     frames_per_second: int
 
+    @abstractmethod
     def reset(self) -> np.ndarray:
         """Start all games from the seed and return the first observations."""
-        ...
 
+    @abstractmethod
     def step(self, actions: np.ndarray) -> Outcome:
         """Take one action per environment: integers from 0 to `actions` - 1, unchecked."""
-        ...
-
-    def render(self) -> np.ndarray:
-        """The screen of the first game as (height, width, 3) RGB; needs `rendered=True`."""
-        ...
-
-    def close(self) -> None: ...
-
-
-@runtime_checkable
-class SteppingAlone(VectorEnvironment, Protocol):
-    """An environment that steps in the background: `step` in two halves."""
 
     def send(self, actions: np.ndarray) -> None:
-        """Start a step and return immediately."""
-        ...
+        """The first half of a step; an environment that can steps in the background after it."""
+        self._sent = actions
 
     def receive(self) -> Outcome:
-        """Wait for the outcome of the step."""
-        ...
+        """The second half: wait for the outcome of the step."""
+        return self.step(self._sent)
+
+    @abstractmethod
+    def render(self) -> np.ndarray:
+        """The screen of the first game as (height, width, 3) RGB; needs `rendered=True`."""
+
+    def close(self) -> None:  # noqa: B027 - not every environment has something to close
+        """Free what the games hold."""
 
 
 class ScoreBook:

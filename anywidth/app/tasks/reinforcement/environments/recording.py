@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from anywidth.errors import AnywidthError
+from anywidth.errors import AnywidthError, packages_for
 from anywidth.files import write_atomically
 
 SHOWN_WIDTH = 320
@@ -57,10 +57,8 @@ def save_recording(recording: Recording, path: Path) -> None:
 
 
 def _gif(recording: Recording) -> bytes:
-    try:
+    with packages_for("a GIF", "'anywidth[cli]'"):
         from PIL import Image
-    except ModuleNotFoundError as error:
-        raise AnywidthError("a GIF needs Pillow: pip install 'anywidth[cli]'") from error
 
     factor = _factor(recording)
     palette = _palette(recording.frames)

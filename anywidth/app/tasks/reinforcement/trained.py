@@ -1,0 +1,140 @@
+"""A finished policy: its network, which plays, and how it is judged and deployed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from anywidth.app.runs.loop import load_final
+from anywidth.app.runs.run import Run
+from anywidth.app.tasks.examples import Example
+from anywidth.app.tasks.reinforcement.environments import make_environment
+from anywidth.app.tasks.reinforcement.playing import GameScores, play_games
+from anywidth.app.tasks.reinforcement.policies import build_model
+from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings
+from anywidth.app.tasks.task_settings import read_settings
+from anywidth.app.tasks.trained import Judging, Trained
+from anywidth.distributed import local_device, rank
+from anywidth.json_values import listed, whole
+from anywidth.measuring.spectra import Metric
+from anywidth.training.seeds import derive_seed
+from anywidth.translating.deployment import Deployment
+
+MOST_SITUATIONS = 6
+_STEPS_BETWEEN = 8
+
+
+def play(
+    model: nn.Module, settings: ReinforcementSettings, games: int, seed: int, *, greedy: bool
+) -> GameScores:
+    """Play full games at the current width."""
+    return play_games(
+        model,
+        settings.environment,
+        games,
+        seed,
+        greedy=greedy,
+        most_steps=settings.longest_game,
+        threads=settings.threads,
+    )
+
+
+@dataclass(frozen=True)
+class TrainedPolicy(Trained):
+    """A finished run with its trained network."""
+
+    settings: ReinforcementSettings
+
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "score": Metric("mean score", 2),
+        "greedy_score": Metric("mean score, greedy", 2),
+    }
+    drawn: ClassVar[tuple[str, ...]] = ("score", "greedy_score")
+    curves: ClassVar[Mapping[str, str]] = {
+        "policy_loss": "policy loss",
+        "value_loss": "value loss",
+        "training_score": "training score",
+        "score": "mean score",
+    }
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Mean scores of full games, sampled and greedy; the same games at every width."""
+        seed = derive_seed("evaluation", self.settings.seed)
+        found: dict[str, float] = {}
+        for name, greedy in (("score", False), ("greedy_score", True)):
+            games = play(model, self.settings, self.settings.evaluation_games, seed, greedy=greedy)
+            found |= {name: games.mean, f"{name}_standard_error": games.standard_error}
+        return found
+
+    @property
+    def measured_on(self) -> str:
+        return f"{self.settings.evaluation_games} games of {self.settings.environment}"
+
+    def judging(self, seed: int = 0) -> Judging:
+        """By the mean score of games that are played neither in training nor in `evaluate`."""
+        settings = self.settings
+        start = derive_seed("judging", settings.seed, seed)
+
+        def score(model: nn.Module) -> dict[str, float]:
+            games = play(model, settings, settings.evaluation_games, start, greedy=False)
+            return {"score": games.mean, "score_standard_error": games.standard_error}
+
+        games = f"{settings.evaluation_games:,} games, the same for every configuration"
+        return Judging(score, "score", games, is_held_out=True)
+
+    def deployment(self) -> Deployment:
+        environment = make_environment(self.settings.environment, 1, seed=0)
+        with contextlib.closing(environment):
+            seen = torch.from_numpy(environment.reset())
+        return Deployment(
+            (seen.repeat(2, *[1] * (seen.ndim - 1)),),
+            ("observations",),
+            ("logits", "values"),
+            ({0: "batch"},),
+            takes="observations as the environment gives them",
+            facts={"environment": self.settings.environment},
+            task=self.settings.task,
+        )
+
+    def examples(self) -> list[Example]:
+        """Observations from a random game."""
+        environment = make_environment(
+            self.settings.environment, 1, seed=0, training=False, rendered=True
+        )
+        draw = np.random.default_rng(0)
+        found = []
+        with contextlib.closing(environment):
+            seen = environment.reset()
+            for step in range(MOST_SITUATIONS * _STEPS_BETWEEN):
+                if step % _STEPS_BETWEEN == 0:
+                    found.append(
+                        Example(f"step {step}", environment.render().copy(), seen[0].copy())
+                    )
+                seen = environment.step(draw.integers(0, environment.actions, 1)).observations
+        return found
+
+
+_STATE = {"actions": whole(1, 2**16), "observation_shape": listed(whole(1, 2**14))}
+
+
+def open_trained(
+    folder: str | Path,
+    device: str = "auto",
+    with_data: bool = True,
+    settings: ReinforcementSettings | None = None,
+) -> TrainedPolicy:
+    """Load a finished run to evaluate or play."""
+    run = Run.open_finished(folder, writing=rank() == 0)
+    settings = settings or read_settings(run, ReinforcementSettings)
+    state = run.read_state(_STATE)
+    model = build_model(settings, state["actions"], tuple(state["observation_shape"]))
+    load_final(model, run)
+    model.to(local_device(device)).eval()
+    return TrainedPolicy(run, settings, model)

@@ -1,0 +1,241 @@
+"""A finished super-resolution run: its network, evaluated, judged, deployed and shown."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+from anywidth.app.runs.loop import load_final
+from anywidth.app.runs.run import Run
+from anywidth.app.showing.report import Section
+from anywidth.app.showing.spectrum_tables import format_width
+from anywidth.app.tasks.examples import Example
+from anywidth.app.tasks.super_resolution.image_quality import luma, psnr
+from anywidth.app.tasks.super_resolution.networks import build_model
+from anywidth.app.tasks.super_resolution.patches import PatchLoader
+from anywidth.app.tasks.super_resolution.pictures import load_evaluation_sets, split_pictures
+from anywidth.app.tasks.super_resolution.resize import round_to_uint8, upscale
+from anywidth.app.tasks.super_resolution.settings import SuperResolutionSettings
+from anywidth.app.tasks.super_resolution.upscaling import Sets, evaluate, predict
+from anywidth.app.tasks.task_settings import read_settings
+from anywidth.app.tasks.trained import Judging, Trained
+from anywidth.distributed import local_device, rank
+from anywidth.errors import AnywidthError
+from anywidth.measuring.spectra import Metric
+from anywidth.models.wdsr import WDSR
+from anywidth.training.precision import tf32_arithmetic
+from anywidth.training.seeds import derive_seed
+from anywidth.translating.deployment import Deployment
+
+# Patches that a search judges by.
+_PATCHES = 64
+
+MOST_PICTURES = 4
+# Latency is measured with a picture of this size.
+_EXAMPLE_PIXELS = 64
+# A larger picture would be slow on the page at every width.
+_LARGEST_SIDE = 128
+
+SIDE = 96
+"""Side of a crop, in pixels of the true picture."""
+MAGNIFIED = 2
+PICTURES = 3
+WIDTHS = (0.5, 0.6, 0.8, 1.0)
+
+
+class Upscaler(nn.Module):
+    """Takes (N, 3, H, W) images in [0, 1] and returns larger ones, also in [0, 1]."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        larger: Tensor = self.network(images)
+        return larger.clamp(0, 1)
+
+
+@dataclass(frozen=True)
+class TrainedUpscaler(Trained):
+    """A finished run: its trained network, and the evaluation pictures if loaded."""
+
+    settings: SuperResolutionSettings
+    model: WDSR
+    sets: Sets | None
+
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "psnr": Metric("PSNR, dB", 2),
+        "ssim": Metric("SSIM", 4),
+    }
+    curves: ClassVar[Mapping[str, str]] = {
+        "loss": "loss",
+        "validation_psnr": "validation PSNR, dB",
+    }
+    sections_need_data: ClassVar[bool] = True
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        assert isinstance(model, WDSR)
+        return evaluate(model, self.pictures())
+
+    @property
+    def measured_on(self) -> str:
+        counted = []
+        for name, pairs in self.pictures().items():
+            pictures = f"picture{'s' * (len(pairs) != 1)}"
+            is_bundled = self.settings.eval_dir is None and name == "bundled"
+            named = f"bundled {pictures}" if is_bundled else f"{pictures} of {name}"
+            counted.append(f"{len(pairs)} {named}")
+        return ", ".join(counted)
+
+    def judging(self, seed: int = 0) -> Judging:
+        """By pictures kept out of training if there are any; the same patches every time."""
+        settings, (pictures, held_out) = self.settings, split_pictures(self.settings)
+        self.run.check_data(pictures.facts())
+        chosen = pictures if held_out is None else held_out
+        patches = PatchLoader(
+            chosen,
+            batch_size=min(settings.batch_size, _PATCHES),
+            patch=settings.patch,
+            samples=_PATCHES,
+            seed=derive_seed("judging", settings.seed, seed),
+            device=next(self.model.parameters()).device,
+            pictures_on_device=False,
+        )
+        batches = list(patches)
+
+        def quality(model: nn.Module) -> dict[str, float]:
+            scale, found = pictures.scale, []
+            with tf32_arithmetic(False):
+                for low, high in batches:
+                    made = round_to_uint8(model(low).clamp(0, 1))
+                    true = round_to_uint8(high)
+                    found += psnr(luma(made), luma(true), border=scale).tolist()
+            return {"psnr": sum(found) / len(found)}
+
+        kept = "that it was trained with" if held_out is None else "kept out of training"
+        count = "1 training picture" if len(chosen) == 1 else f"{len(chosen)} training pictures"
+        judged_on = f"{sum(len(low) for low, _ in batches)} patches of {count} {kept}"
+        return Judging(quality, "psnr", judged_on, held_out is not None)
+
+    def deployment(self) -> Deployment:
+        return Deployment(
+            (torch.rand(2, 3, _EXAMPLE_PIXELS, _EXAMPLE_PIXELS),),
+            ("images",),
+            ("larger_images",),
+            ({0: "batch", 2: "height", 3: "width"},),
+            takes="images in [0, 1], red, green and blue",
+            facts={"scale": str(self.model.scale)},
+            task=self.settings.task,
+            wrap=Upscaler,
+        )
+
+    def examples(self) -> list[Example]:
+        """The middle of the first evaluation pictures, at low resolution."""
+        if self.sets is None:
+            return []
+        found: list[Example] = []
+        for pairs in self.sets.values():
+            for index, name in enumerate(pairs.names[: MOST_PICTURES - len(found)]):
+                low = pairs[index][0]
+                top, left = (max(0, side - _LARGEST_SIDE) // 2 for side in low.shape[-2:])
+                middle = low[:, top : top + _LARGEST_SIDE, left : left + _LARGEST_SIDE]
+                found.append(Example(name, middle.permute(1, 2, 0).numpy()))
+        return found
+
+    def sections(self) -> list[Section]:
+        """One row per detailed picture: bicubic, several widths and the truth."""
+        known = self.widths
+        widths = [width for width in WIDTHS if min(known) <= width <= max(known)] or known[:1]
+        sections = []
+        for crop in most_detailed(self.pictures(), PICTURES):
+            shown = {"bicubic": crop.bicubic}
+            for width in widths:
+                with self.at(width):
+                    shown[f"width {format_width(width)}"] = predict(self.model, crop.low).cpu()
+            scores = {name: _psnr(crop, picture) for name, picture in shown.items()}
+            labels = [f"{name}\n{score:.2f} dB" for name, score in scores.items()]
+            drawn = dict(zip([*labels, "true picture"], [*shown.values(), crop.high], strict=True))
+            images = {label: _png(crop, one) for label, one in drawn.items()}
+            area = "the area where bicubic upscaling is worst. PSNR is that of the crop."
+            sections.append(Section("Crops", images=images, caption=f"{crop.name}: {area}"))
+        return sections
+
+    def pictures(self) -> Sets:
+        if self.sets is None:
+            raise AnywidthError(f"the pictures of {self.run.folder} were not loaded")
+        return self.sets
+
+
+def open_trained(
+    folder: str | Path,
+    device: str = "auto",
+    with_data: bool = True,
+    settings: SuperResolutionSettings | None = None,
+) -> TrainedUpscaler:
+    """Load a finished run to evaluate or upscale.
+
+    `settings` replace the run's own, for pictures that have moved.
+    """
+    run = Run.open_finished(folder, writing=rank() == 0)
+    settings = settings or read_settings(run, SuperResolutionSettings)
+    model = build_model(settings)
+    load_final(model, run)
+    model.to(local_device(device)).eval()
+    return TrainedUpscaler(
+        run, settings, model, load_evaluation_sets(settings) if with_data else None
+    )
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A square of one picture, and the error of bicubic upscaling there."""
+
+    name: str
+    low: Tensor
+    high: Tensor
+    bicubic: Tensor
+    top: int
+    left: int
+    side: int
+    lost: float
+
+    def cut(self, picture: Tensor) -> Tensor:
+        return picture[:, self.top : self.top + self.side, self.left : self.left + self.side]
+
+
+def most_detailed(sets: Sets, count: int) -> list[Crop]:
+    """The squares with the largest error of bicubic upscaling, one per picture."""
+    crops = []
+    for set_name, pairs in sets.items():
+        for index, name in enumerate(pairs.names):
+            low, high = pairs[index]
+            bicubic = upscale(low[None], pairs.scale)[0]
+            side = min(SIDE, *high.shape[-2:])
+            error = (luma(high[None]) - luma(bicubic[None])).square()
+            means = F.avg_pool2d(error, side, stride=max(1, side // 8))[0, 0]
+            best = int(means.argmax())
+            top, left = (part * max(1, side // 8) for part in divmod(best, means.shape[1]))
+            lost = float(means.max())
+            crops.append(Crop(f"{set_name}/{name}", low, high, bicubic, top, left, side, lost))
+    return sorted(crops, key=lambda crop: -crop.lost)[:count]
+
+
+def _psnr(crop: Crop, picture: Tensor) -> float:
+    return float(psnr(luma(crop.cut(picture)[None]), luma(crop.cut(crop.high)[None])))
+
+
+def _png(crop: Crop, picture: Tensor) -> bytes:
+    """The crop as a PNG file, magnified without smoothing."""
+    side = crop.side * MAGNIFIED
+    pixels = crop.cut(picture).permute(1, 2, 0).contiguous().to(torch.uint8).numpy()
+    file = io.BytesIO()
+    Image.fromarray(pixels).resize((side, side), Image.Resampling.NEAREST).save(file, "PNG")
+    return file.getvalue()
