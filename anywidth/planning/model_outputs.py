@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 # Caches for the next call of the network, whose sizes are not compared.
 CACHES = ("past_key_values", "past_key_value", "cache_params")
-# Inputs of the last layer, which gives the logits, and states for the next call.
+# Inputs of the last layer, which gives the logits.
 HIDDEN = (
     "hidden_states",
     "last_hidden_state",
@@ -22,9 +22,9 @@ HIDDEN = (
     "vision_model_output",
     "router_logits",
     "image_hidden_states",
-    "state",
-    "mems",
 )
+# States for the next call in the output classes of transformers; elsewhere they are results.
+STATES = ("state", "mems")
 
 
 def plain_output(output: Any, hidden: bool = False) -> Any:
@@ -51,7 +51,8 @@ def hidden_names(output: Any) -> list[str]:
     names = list(output) if isinstance(output, Mapping) else []
     if not any(str(name).startswith("logits") for name in names):
         return []
-    return [name for name in names if name in HIDDEN and output[name] is not None]
+    known = (*HIDDEN, *STATES) if dataclasses.is_dataclass(output) else HIDDEN
+    return [name for name in names if name in known and output[name] is not None]
 
 
 def is_cache(value: Any) -> bool:
