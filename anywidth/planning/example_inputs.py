@@ -12,14 +12,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 from anywidth.errors import AnywidthError
 from anywidth.planning.call_arguments import positional_arguments
 from anywidth.planning.groups import Plan
-from anywidth.planning.parts import Example
+from anywidth.planning.parts import DEEPEST, Example
 
 # At most this many whole numbers, often indices, are saved; of more, only their range.
 MOST_VALUES = 4096
 
 
-def described(argument: Any) -> Example:
-    """An argument as a plan saves it."""
+def described(argument: Any, depth: int = DEEPEST) -> Example:
+    """An argument as a plan saves it; `depth` is how many lists and dicts may hold each other."""
     if isinstance(argument, Tensor):
         shape, dtype = list(argument.shape), str(argument.dtype).removeprefix("torch.")
         is_drawn = argument.dtype.is_floating_point or argument.dtype.is_complex
@@ -31,11 +31,19 @@ def described(argument: Any) -> Example:
         return {"shape": shape, "dtype": dtype, **ends}
     if argument is None or isinstance(argument, bool | int | float | str):
         return {"value": argument}
-    if isinstance(argument, list | tuple):
-        items = [described(item) for item in argument]
-        if not any(isinstance(item, dict) and item.keys() & {"type", "items"} for item in items):
+    if type(argument) in (list, tuple) and depth:
+        items = [described(item, depth - 1) for item in argument]
+        if not any(map(_is_unknown, items)):
             return {"items": items}
+    if type(argument) is dict and depth and all(isinstance(key, str) for key in argument):
+        named = {key: described(item, depth - 1) for key, item in argument.items()}
+        if not any(map(_is_unknown, named.values())):
+            return {"named": named}
     return {"type": type(argument).__name__}
+
+
+def _is_unknown(argument: Example) -> bool:
+    return isinstance(argument, dict) and "type" in argument
 
 
 def is_images(argument: Any) -> TypeGuard[Sequence[Tensor]]:
@@ -80,11 +88,13 @@ def _made(argument: Example, name: str, generator: torch.Generator) -> Any:
         return argument["value"]
     if isinstance(argument, dict) and "items" in argument:
         return [_made(item, name, generator) for item in argument["items"]]
+    if isinstance(argument, dict) and "named" in argument:
+        return {key: _made(item, name, generator) for key, item in argument["named"].items()}
     if isinstance(argument, dict) and "type" in argument:
         raise AnywidthError(
-            f"{name} was a {argument['type']} in the plan's example, and a saved plan keeps only "
-            "tensors, numbers, text and lists of these: pass slimmable(..., example_input=(...)) "
-            "the arguments; latency cannot be measured"
+            f"{name} was a {argument['type']} in the plan's example, and a plan keeps only "
+            "tensors, numbers, text, and lists and dicts of these: pass the arguments again with "
+            "example_input=(...)"
         )
     if not isinstance(argument, dict):
         shape, dtype = argument[0], getattr(torch, argument[1])

@@ -12,10 +12,11 @@ from typing import Any
 
 from anywidth.errors import AnywidthError
 from anywidth.planning.group_roles import groups_with_roles
+from anywidth.planning.held_back import HeldBack, held_back
 from anywidth.planning.parts import AttributeSlot, Axis, ChannelGroup, CostTerm, Example, Segment
 from anywidth.planning.plan_checks import check_consistent
 from anywidth.planning.plan_json import fields_from_json, fields_to_json
-from anywidth.planning.plan_text import plan_to_text
+from anywidth.planning.plan_text import held_lines, plan_to_text
 from anywidth.width import ChannelConfig, Width, WidthRange, checked_divisor, whole_number
 
 __all__ = ["AttributeSlot", "Axis", "ChannelGroup", "CostTerm", "Plan", "Segment"]
@@ -401,6 +402,11 @@ class Plan:
                 )
         return elastic / whole if whole else 0.0
 
+    def held_back(self) -> list[HeldBack]:
+        """What stays whole at the narrowest width but for outputs, by reason."""
+        ends = self.full, self.narrowest
+        return held_back(self.groups, self.costs, *ends, self.widths.low)
+
     def elastic_layers(self) -> tuple[int, int]:
         """(layers whose whole output is elastic, all convolution and linear layers)."""
 
@@ -434,4 +440,5 @@ class Plan:
         widths = dict.fromkeys(round(low + i * (high - low) / 3, 3) for i in (3, 2, 1, 0))
         costs = [(width, self.macs(self.resolve(width))) for width in widths]
         elastic = (*self.elastic_layers(), self.elastic_share())
-        return plan_to_text(self.groups.values(), elastic, self.notes, costs)
+        held = held_lines(self.held_back(), self.widths.low)
+        return plan_to_text(self.groups.values(), elastic, [*self.notes, *held], costs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,8 +21,21 @@ _NO_CONFIGURATION = (nn.Module, torch.Tensor, torch.Generator, type)
 
 def held_numbers(module: nn.Module) -> dict[str, int]:
     """Numbers by name: the module's own, then those of configurations that its code reads."""
-    own = {n: v for n, v in vars(module).items() if type(v) is int and not n.startswith("_")}
-    configurations = {n: vars(v) for n, v in vars(module).items() if _is_configuration(n, v)}
+    return {name: value for name, value in _held(module).items() if type(value) is int}
+
+
+def held_lists(module: nn.Module) -> dict[str, Sequence[int]]:
+    """Lists and tuples of numbers by name, of the module and of its configurations."""
+    return {
+        name: value
+        for name, value in _held(module).items()
+        if isinstance(value, list | tuple) and all(type(number) is int for number in value)
+    }
+
+
+def _held(module: nn.Module) -> dict[str, Any]:
+    own = {n: v for n, v in vars(module).items() if not n.startswith("_")}
+    configurations = {n: vars(v) for n, v in own.items() if _is_configuration(v)}
     if not configurations:
         return own
     kind: Any = type(module)
@@ -32,7 +45,7 @@ def held_numbers(module: nn.Module) -> dict[str, int]:
         for name, inside in configurations.items()
         if name in read
         for key, value in inside.items()
-        if type(value) is int and key in read
+        if key in read
     }
 
 
@@ -55,6 +68,12 @@ def is_size_of_head(name: str) -> bool:
     return "head" in name and is_feature_count(name)
 
 
+def mentions(module: nn.Module, name: str) -> bool:
+    """Whether the code of a module that is none of torch's has a name in it."""
+    kind: Any = type(module)
+    return name in _names_in_code(kind)
+
+
 def set_number(module: nn.Module, name: str, value: Any) -> None:
     """Set an attribute of a module; a configuration that it holds is replaced by a copy."""
     holder, _, key = name.rpartition(".")
@@ -64,6 +83,12 @@ def set_number(module: nn.Module, name: str, value: Any) -> None:
         vars(module)[key] = value
 
 
+def with_entry(numbers: Sequence[int], place: int, number: int) -> Sequence[int]:
+    """A list or tuple with another number in one place."""
+    kind = list if isinstance(numbers, list) else tuple
+    return kind(number if i == place else other for i, other in enumerate(numbers))
+
+
 def with_numbers(configuration: Any, numbers: Mapping[str, Any]) -> Any:
     """A copy of a configuration with other numbers."""
     other = copy.copy(configuration)
@@ -71,9 +96,9 @@ def with_numbers(configuration: Any, numbers: Mapping[str, Any]) -> Any:
     return other
 
 
-def _is_configuration(name: str, value: Any) -> bool:
+def _is_configuration(value: Any) -> bool:
     is_plain = hasattr(value, "__dict__") and not callable(value)
-    return is_plain and not name.startswith("_") and not isinstance(value, _NO_CONFIGURATION)
+    return is_plain and not isinstance(value, _NO_CONFIGURATION)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -21,7 +21,10 @@ HIDDEN = (
     "text_model_output",
     "vision_model_output",
     "router_logits",
+    "image_hidden_states",
 )
+# States for the next call in the output classes of transformers; elsewhere they are results.
+STATES = ("state", "mems")
 
 
 def plain_output(output: Any, hidden: bool = False) -> Any:
@@ -48,7 +51,8 @@ def hidden_names(output: Any) -> list[str]:
     names = list(output) if isinstance(output, Mapping) else []
     if not any(str(name).startswith("logits") for name in names):
         return []
-    return [name for name in names if name in HIDDEN and output[name] is not None]
+    known = (*HIDDEN, *STATES) if dataclasses.is_dataclass(output) else HIDDEN
+    return [name for name in names if name in known and output[name] is not None]
 
 
 def is_cache(value: Any) -> bool:

@@ -22,8 +22,11 @@ Axis = tuple[Segment, ...] | None
 
 # An argument of the network in a plan: a tensor's shape and dtype, as a dict if the values or the
 # range of its integers are kept too; {"value": ...} for a number, text or None; {"items": [...]}
-# for a list of these; {"type": ...} for anything else.
+# and {"named": {...}} for a list and a dict of these; {"type": ...} for anything else.
 Example = tuple[tuple[int, ...], str] | dict[str, Any]
+
+# How many lists and dicts of an argument may be in each other.
+DEEPEST = 8
 
 
 @dataclass(frozen=True)
@@ -70,11 +73,15 @@ class ChannelGroup:
 
 @dataclass(frozen=True)
 class CostTerm:
-    """Multiply-adds of one operation: `factor` times the sizes of its elastic axes."""
+    """Multiply-adds of one operation: `factor` times the sizes of its elastic axes.
+
+    `whole` names the groups of layers that are in the factor, because they stay whole.
+    """
 
     layer: str
     factor: int
     axes: tuple[tuple[Segment, ...], ...]
+    whole: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

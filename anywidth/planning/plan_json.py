@@ -22,7 +22,15 @@ from anywidth.json_values import (
     text,
     whole,
 )
-from anywidth.planning.parts import AttributeSlot, Axis, ChannelGroup, CostTerm, Example, Segment
+from anywidth.planning.parts import (
+    DEEPEST,
+    AttributeSlot,
+    Axis,
+    ChannelGroup,
+    CostTerm,
+    Example,
+    Segment,
+)
 from anywidth.width import WidthRange
 
 VERSION = 1
@@ -47,8 +55,8 @@ def fields_to_json(plan: Mapping[str, Any]) -> dict[str, Any]:
             for s in plan["attributes"]
         ],
         "costs": [
-            [cost.layer, cost.factor, [_axis_to_json(axis) for axis in cost.axes]]
-            for cost in plan["costs"]
+            [c.layer, c.factor, [_axis_to_json(axis) for axis in c.axes], list(c.whole)]
+            for c in plan["costs"]
         ],
         "inputs": dict(plan["inputs"]),
         "scales": {
@@ -122,6 +130,8 @@ def _example_to_json(one: Example) -> Any:
         return [list(one[0]), one[1]]
     if "items" in one:
         return {"items": [_example_to_json(item) for item in one["items"]]}
+    if "named" in one:
+        return {"named": {key: _example_to_json(item) for key, item in one["named"].items()}}
     return {**one}
 
 
@@ -176,15 +186,26 @@ def _shape(value: Any, at: str) -> list[int]:
 
 
 def _cost(value: Any, at: str) -> CostTerm:
-    layer, factor, axes = row(text, whole(0), listed(_axis))(value, at)
-    return CostTerm(layer, factor, tuple(axes))
+    is_short = isinstance(value, list | tuple) and len(value) == 3
+    given = [*value, []] if is_short else value  # of an earlier version
+    layer, factor, axes, held = row(text, whole(0), listed(_axis), listed(text))(given, at)
+    return CostTerm(layer, factor, tuple(axes), tuple(held))
 
 
-def _example(value: Any, at: str) -> Example:
-    """An argument as `described` has it."""
-    if isinstance(value, Mapping) and "items" in value:
-        return record({"items": listed(_single)})(value, at)
-    return _single(value, at)
+def _example(value: Any, at: str, depth: int = DEEPEST) -> Example:
+    """An argument as `described` has it; lists and dicts may be in each other, `depth` deep."""
+    is_group = isinstance(value, Mapping) and value.keys() & {"items", "named"}
+    if not is_group:
+        return _single(value, at)
+    if not depth:
+        refuse(at, value, "fewer lists and dicts in each other")
+
+    def inner(one: Any, where: str) -> Example:
+        return _example(one, where, depth - 1)
+
+    is_list = "items" in value
+    fields: dict[str, Any] = {"items": listed(inner)} if is_list else {"named": mapped(inner)}
+    return record(fields)(value, at)
 
 
 def _single(value: Any, at: str) -> Example:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from anywidth.planning.held_back import HeldBack
 from anywidth.planning.parts import ChannelGroup
+
+# A smaller share of the multiply-adds is not worth a line.
+LEAST_SHARE = 0.01
 
 
 def plan_to_text(
@@ -35,6 +39,11 @@ def plan_to_text(
     lines += ["", "width  multiply-adds"]
     lines += [f"{width:<5}  {count:,}" for width, count in macs]
     return "\n".join(lines)
+
+
+def held_lines(held: Sequence[HeldBack], low: float) -> list[str]:
+    """What stays whole, as notes."""
+    return [f"stays whole at {low:g}, and costs {one}" for one in held if one.share >= LEAST_SHARE]
 
 
 def _few(names: tuple[str, ...]) -> str:

@@ -31,6 +31,10 @@ from anywidth.slimming.state import SlimmableState, state_of, tensor_owners
 from anywidth.slimming.verifying.verification import verify
 from anywidth.width import ChannelConfig, Width, WidthRange
 
+# The largest share of a network's multiply-adds that layers which stay whole may cost at the
+# narrowest width without a warning.
+MOST_HELD_BACK = 0.25
+
 
 def slimmable(
     model: nn.Module,
@@ -185,8 +189,9 @@ def track_statistics(model: nn.Module, width: Width) -> None:
 
 def _check_elastic(name: str, plan: Plan, allow_fixed: bool) -> None:
     """Warn if little of a network narrows, with the reasons."""
-    share = plan.elastic_share()
-    if allow_fixed or share >= 0.5 or plan.widths.low == plan.widths.high:
+    share, low, held = plan.elastic_share(), plan.widths.low, plan.held_back()
+    much = sum(one.share for one in held) > MOST_HELD_BACK
+    if allow_fixed or low == plan.widths.high or (share >= 0.5 and not much):
         return
     layers = Counter[str]()
     for group in plan.groups.values():
@@ -200,8 +205,11 @@ def _check_elastic(name: str, plan: Plan, allow_fixed: bool) -> None:
             "lists all layers; pass allow_fixed=True to convert it anyway"
         )
     if plan.costs:
+        left = plan.macs(plan.narrowest) / plan.macs(plan.full)
+        why = "; ".join(str(one) for one in held[:3]) or why
         warnings.warn(
-            f"only {share:.0%} of the multiply-adds of {name} shrink with the width ({why}). "
+            f"only {share:.0%} of the multiply-adds of {name} shrink with the width, "
+            f"and {left:.0%} are left at {low:g}. What stays whole costs {why}. "
             "print(anywidth.plan_of(model)) lists all layers",
             stacklevel=3,
         )

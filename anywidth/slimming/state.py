@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from anywidth.errors import AnywidthError
 from anywidth.planning.cuts import Cut, cut, cut_size, held_tensor
 from anywidth.planning.groups import AttributeSlot, Axis, Plan, Segment
-from anywidth.planning.held_numbers import held_number, with_numbers
+from anywidth.planning.held_numbers import held_number, with_entry, with_numbers
 from anywidth.slimming.fingerprints import Weights
 from anywidth.slimming.layers import is_narrowed
 from anywidth.slimming.norm_statistics import norm_records
@@ -233,14 +233,12 @@ class Layout:
             inside: dict[str, dict[str, Any]] = {}
             for slot, axis in self._sizes.get(module, ()):
                 value: Any = slot.value(sizes[axis], self._full[axis])
-                if slot.index is not None:
-                    parts = list(
-                        attributes.get(slot.attribute, held_number(module, slot.attribute))
-                    )
-                    parts[slot.index] = value
-                    value = tuple(parts)
                 holder, _, key = slot.attribute.rpartition(".")
-                (inside.setdefault(holder, {}) if holder else attributes)[key] = value
+                numbers = inside.setdefault(holder, {}) if holder else attributes
+                if slot.index is not None:
+                    held = numbers.get(key, held_number(module, slot.attribute))
+                    value = with_entry(held, slot.index, value)
+                numbers[key] = value
             found.append(
                 (
                     {key: {i: cuts[axis] for i, axis in ax.items()} for key, ax in tensors.items()},

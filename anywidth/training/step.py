@@ -75,17 +75,15 @@ class SandwichStep:
     """Trains a converted network at several widths on one batch.
 
     A call clears the gradients, runs the full width on the true targets, runs each narrower width
-    on the full width's detached predictions (or another teacher's), sums all gradients, averages
+    on the full width's detached predictions (or another teacher's), adds the gradients, averages
     them over ranks once, and calls the optimizer. It never waits for the device. With several
     processes, pass the network itself, not wrapped in DistributedDataParallel: the first call gives
     all ranks the weights of the first rank. FSDP2 (`fully_shard`) reduces its own gradients, once
     per width, and uses the eager engine. Running statistics are averaged together with the
     gradients.
 
-    Gradients are summed over the widths, as in the paper. A layer that every width uses whole, such
-    as a classifier over features that do not narrow, therefore learns as if its learning rate were
-    several times higher. If training is unstable at the start, lower the rate, use a longer
-    warm-up, or `weights="balanced"`.
+    The narrower widths together weigh as much as the full one, so that layers which every width
+    uses whole do not learn mostly from the narrow ones. `weights="paper"` is the paper's plain sum.
 
     A call returns a `StepResult`: the configurations of the step with their losses and detached
     outputs. They are tensors on the device, and valid until the next call.
@@ -115,9 +113,10 @@ class SandwichStep:
         widths: number of widths per step, by the sandwich rule; or a `Sampling` for other rules.
         truth: share of the true targets in the loss of narrower widths (0 in the paper, which
             found mixing worse).
-        weights: weights of the losses of the widths. `"paper"` sums them; `"balanced"` gives all
-            narrower widths together the weight of the widest; or one number per width, the widest
-            first; or a function of (configuration, position, number of widths).
+        weights: weights of the losses of the widths. `"balanced"` gives all narrower widths
+            together the weight of the widest; `"paper"` sums the losses, and is the default of
+            rules that may leave out the widest; or one number per width, the widest first; or a
+            function of (configuration, position, number of widths).
         teacher: the output that narrower widths learn from: `"full"` is the full width's in this
             step, `"ema"` that of the averaged weights, which costs one more forward pass; or
             another network, or a function of the network's inputs. Its outputs must have the
@@ -155,7 +154,7 @@ class SandwichStep:
         widths: int | Sampling = 4,
         *,
         truth: float = 0.0,
-        weights: WidthWeights = "paper",
+        weights: WidthWeights | None = None,
         teacher: Teacher = "full",
         ema_decay: float | None = None,
         seed: int = 0,

@@ -47,7 +47,9 @@ def width_weights(weights: WidthWeights, configs: Sequence[ChannelConfig]) -> li
 
 
 def checked_weights(weights: Any, sampling: Sampling) -> WidthWeights:
-    """Refuse an invalid rule; the results of a function are checked at each step."""
+    """The rule to use; an invalid one is refused. A function's results are checked at each step."""
+    if weights is None:
+        return "paper" if sampling.may_leave_out_widest else "balanced"
     if hasattr(weights, "tolist"):  # an array or a tensor
         weights = weights.tolist()
     if weights == "balanced" and sampling.may_leave_out_widest:

@@ -70,6 +70,11 @@ def described(
     small = extract_quietly(model, plan.narrowest, fold=True)
     examples = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
     outputs = run(called(small).eval(), examples)
+    if any(isinstance(one, Tensor) and one.is_complex() for one in outputs):
+        raise AnywidthError(
+            f"{type(model).__name__} returns complex numbers, which ONNX does not have: return "
+            "torch.view_as_real(...) of them, or add it with export_bundle(..., wrap=...)"
+        )
     deployment = Deployment(
         examples,
         _names(input_names, _argument_names(model, arguments), "input"),

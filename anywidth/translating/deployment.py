@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
 from anywidth.errors import AnywidthError
@@ -71,13 +72,21 @@ class Deployment:
     def to_onnx(self, network: nn.Module) -> Any:
         """A plain network as an `onnx.ModelProto` with its weights."""
         program = self.program(network)
-        with quiet():
-            converted = torch.onnx.export(
-                program,
-                input_names=list(self.input_names),
-                output_names=list(self.output_names),
-                verbose=False,
-            )
+        _copy_where_a_view_needs_it(program)
+        try:
+            with quiet(), sdpa_kernel(SDPBackend.MATH):
+                converted = torch.onnx.export(
+                    program,
+                    input_names=list(self.input_names),
+                    output_names=list(self.output_names),
+                    verbose=False,
+                )
+        except torch.onnx.OnnxExporterError as error:
+            raise AnywidthError(
+                f"{type(network).__name__} cannot be converted to ONNX: {_reason(error)}. Write "
+                "this part of the network otherwise, or export single widths as PyTorch programs: "
+                "torch.export.export(anywidth.extract(model, width), example)"
+            ) from error
         assert converted is not None
         converted.model.metadata_props.update(self.texts())
         return converted.model_proto
@@ -115,6 +124,25 @@ class Deployment:
                 places = torch.randint(example.numel(), shape, generator=generator)
                 found.append(example.flatten()[places])
         return found
+
+
+def _copy_where_a_view_needs_it(program: ExportedProgram) -> None:
+    """Let `reshape` take the place of `view`, which fits only the strides of the export.
+
+    The converter takes attention apart, whose result then has others.
+    """
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
+    program.graph_module.recompile()
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what the converter met, without its advice to its own authors."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".!") if lines else type(error).__name__
 
 
 def _difference(found: Tensor, true: Tensor) -> float:

@@ -44,7 +44,7 @@ def built(kind: str, config: str, **sizes: Any) -> nn.Module:
     return model.eval()
 
 
-def assert_narrows(model: nn.Module, whole_layers: int, **named: Tensor) -> None:
+def assert_narrows(model: nn.Module, whole_layers: int, **named: Any) -> None:
     """All but so many layers narrow; the whole network stays, and a narrow one is the extracted."""
     with torch.no_grad():
         before = model(**named).logits
@@ -126,6 +126,19 @@ def test_hidden_states_beside_logits_hold_no_layer_back(name: str) -> None:
     assert_narrows(model, 1, input_ids=WORDS, decoder_input_ids=WORDS)
     plan = aw.plan_of(model)
     assert any("encoder_last_hidden_state" in note for note in plan.notes)
+
+
+RWKV = {**ENDS, "hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32}
+XLNET = {**ENDS, "d_model": 32, "n_layer": 1, "n_head": 4, "d_inner": 64}
+
+
+def test_states_for_the_next_call_hold_no_layer_back() -> None:
+    model = built("RwkvForCausalLM", "RwkvConfig", **RWKV)
+    assert_narrows(model, 1, input_ids=WORDS, use_cache=True)
+    assert any("state, returned beside logits" in note for note in aw.plan_of(model).notes)
+    model = built("XLNetLMHeadModel", "XLNetConfig", **XLNET)
+    assert_narrows(model, 1, input_ids=WORDS, use_mems=True)
+    assert any("mems, returned beside logits" in note for note in aw.plan_of(model).notes)
 
 
 def test_hidden_states_alone_are_what_a_network_says() -> None:

@@ -130,3 +130,18 @@ def test_channels_that_are_reduced_inside_narrow() -> None:
     model = convert(Gated(), x)
     assert aw.extract(model, 0.25).stem.out_features == 8
     assert_agrees(model, x)
+
+
+def test_a_state_in_a_dict_of_ones_own_is_a_result() -> None:
+    """Only the output classes of transformers have states that nobody else reads."""
+
+    class Policy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(8, 32), nn.Linear(32, 4)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            state = self.body(x).relu()
+            return {"logits": self.head(state), "state": state}
+
+    assert aw.plan(Policy(), torch.randn(2, 8)).groups["body"].fixed

@@ -239,3 +239,63 @@ def test_numbers_remember_where_they_come_from() -> None:
     assert dim * 0.5 == 12.0
     assert [0] * KnownInt(2, source) == [0, 0]
     assert copy.deepcopy({"a": dim})["a"].source == source
+
+
+class Sizes:
+    def __init__(self) -> None:
+        self.stages, self.note = [16, 32], "no numbers"
+
+
+class OfLists(nn.Module):
+    """Sizes in a list that the network keeps, and in that of a configuration."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.config, self.dims = kind, Sizes(), [16, 32]
+        self.first, self.second = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 32, 3)
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        sizes = self.dims if self.kind == "own" else self.config.stages
+        x = self.first(x).view(x.size(0), sizes[0], -1)
+        x = self.second(x.view(x.size(0), sizes[0], 6, 6)).permute(0, 2, 3, 1)
+        return self.head(x.reshape(x.size(0), -1, sizes[-1]).mean(1))
+
+
+@pytest.mark.parametrize("kind", ["own", "configuration"])
+def test_sizes_of_a_list_are_followed(kind: str) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    model = convert(OfLists(kind), x)
+    plan = aw.plan_of(model)
+    assert plan.elastic_layers() == (2, 3)
+    assert_agrees(model, x)
+    small = aw.extract(model, {"first": 0.5, "second": 0.25})
+    assert (small.dims if kind == "own" else small.config.stages) == [8, 8]
+    assert (model.dims, model.config.stages) == ([16, 32], [16, 32])
+    assert type(small.dims) is list
+    again = aw.Plan.from_json(plan.to_json())
+    assert_agrees(aw.slimmable(OfLists(kind), again, strict=True, example_input=x), x)
+
+
+class GroupedHeads(nn.Module):
+    """Each group of a convolution makes two heads, so that the cut needs no guess."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.many, self.each = 8, 4
+        self.stem, self.head = nn.Conv1d(3, 32, 1), nn.Conv1d(32, 2, 1)
+        self.q, self.k = nn.Conv1d(32, 32, 1, groups=4), nn.Conv1d(32, 32, 1, groups=4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        shape = (x.size(0), self.many, self.each, x.size(-1))
+        q, k = self.q(x).view(shape), self.k(x).view(shape)
+        return self.head((q * (q * k).sum(2, keepdim=True)).flatten(1, 2))
+
+
+def test_a_number_of_heads_is_followed_if_the_cut_needs_no_guess() -> None:
+    x = torch.randn(2, 3, 5)
+    model = convert(GroupedHeads(), x)
+    assert aw.plan_of(model).elastic_layers() == (3, 4)
+    assert aw.extract(model, 0.5).many == 4
+    assert_agrees(model, x)

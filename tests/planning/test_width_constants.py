@@ -204,3 +204,35 @@ def test_the_scale_of_a_sum_of_scores_follows_their_features() -> None:
         assert model.bias.shape == (2, 4)
         assert model.scale == 4**-0.5
     assert model.scale == 16**-0.5
+
+
+class AsManyHeads(nn.Module):
+    """As many heads as each has features, by which the scores are scaled."""
+
+    def __init__(self, kind: str, heads: int = 8) -> None:
+        super().__init__()
+        self.kind, self.num_heads, self.head_dim = kind, heads, 8
+        self.stem, self.head = nn.Linear(16, 64), nn.Linear(64, 4)
+        self.q, self.k, self.v = (nn.Linear(64, 64) for _ in range(3))
+        self.gain = nn.Parameter(torch.ones(8))
+        self.register_buffer("mask", torch.zeros(5, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        shape = (*x.shape[:-1], self.num_heads, self.head_dim)
+        q, k, v = (layer(x).view(shape) for layer in (self.q, self.k, self.v))
+        if self.kind == "einsum":
+            scores = torch.einsum("bihd,bjhd->bhij", q, k)
+        else:
+            q = self.gain * q if self.kind == "gain" else q
+            scores = q.transpose(1, 2) @ k.permute(0, 2, 3, 1)
+        scores = scores + self.mask if self.kind == "mask" else scores
+        mixed = (scores / self.head_dim**0.5).softmax(-1) @ v.transpose(1, 2)
+        return self.head(mixed.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("kind", ["einsum", "gain", "mask"])
+def test_a_number_of_features_that_stays_is_not_taken_for_the_heads(kind: str) -> None:
+    model = convert(AsManyHeads(kind), torch.randn(2, 5, 16))
+    assert not any("same number" in note for note in aw.plan_of(model).notes)
+    assert aw.extract(model, 0.5).num_heads == 4

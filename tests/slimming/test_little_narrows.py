@@ -86,3 +86,51 @@ def test_products_with_parameters_count_as_layers(kind: str) -> None:
     assert plan.group_read_by("head").name == name
     assert aw.macs(model, 0.5) < aw.macs(model, 1.0)
     assert_agrees(model, x)
+
+
+class Slopes(nn.Module):
+    """Attention whose heads differ by constants: they stay, while the rest narrows."""
+
+    def __init__(self, heads: int = 8) -> None:
+        super().__init__()
+        self.heads, self.stem, self.head = heads, nn.Linear(8, 32), nn.Linear(32, 4)
+        self.joined, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        q, k, v = (y.unflatten(-1, (self.heads, -1)) for y in self.joined(x).chunk(3, -1))
+        scores = torch.einsum("bihd,bjhd->bhij", q, k)
+        scores = scores + torch.arange(1, 9).view(-1, 1, 1) / 8
+        mixed = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v)
+        return self.head(x + self.out(mixed.flatten(2))).mean(1)
+
+
+def test_a_plan_says_what_stays_whole_and_what_that_costs() -> None:
+    plan = aw.plan(Slopes(), torch.randn(2, 5, 8))
+    (held,) = plan.held_back()
+    assert held.layers == ("joined",)
+    assert "meets an axis of constant size in add" in held.reason
+    left = plan.macs(plan.narrowest) / plan.macs(plan.full)
+    assert 0 < held.share < left
+    assert f"costs {held.share:.0%} joined: {held.reason}" in str(plan)
+    assert aw.Plan.from_json(plan.to_json()).held_back() == [held]
+
+
+def test_outputs_and_what_a_user_pins_are_no_news() -> None:
+    plan = aw.plan(Sorted(beside=128), x)
+    plan.pin("beside.0")
+    assert [held.layers for held in plan.held_back()] == [("stem",)]
+
+
+def test_a_network_that_keeps_much_warns_although_most_of_it_shrinks() -> None:
+    class Hidden(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.up, self.down = (nn.Linear(64, 64) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.stem(x)
+            return y + self.down(self.up(y).relu())
+
+    with pytest.warns(UserWarning, match=r"stem.*: is an output of the model"):
+        aw.slimmable(Hidden(), example_input=torch.randn(2, 64))

@@ -48,3 +48,29 @@ def test_a_size_counted_in_parts_of_units_is_found() -> None:
     model = convert(Joined(), x)
     assert aw.plan_of(model).elastic_layers() == (3, 4)
     assert_agrees(model, x)
+
+
+def test_features_of_a_head_that_the_code_takes_from_the_whole_are_tied_to_it() -> None:
+    class Attention(nn.Module):
+        """The number of heads has a name of its own; each has a part of the channels."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.nh, self.stem, self.qkv = 4, nn.Linear(8, 32), nn.Linear(32, 96)
+            self.out, self.head = nn.Linear(32, 32), nn.Linear(32, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            b, n, c = x.shape
+            joined = self.qkv(x).reshape(b, n, 3, self.nh, c // self.nh).permute(2, 0, 3, 1, 4)
+            q, k, v = joined.unbind(0)
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+            return self.head(x + self.out(mixed.transpose(1, 2).reshape(b, n, c)))
+
+    x = torch.randn(2, 5, 8)
+    model = convert(Attention(), x)
+    plan = aw.plan_of(model)
+    assert plan.elastic_layers() == (3, 4)
+    assert any("shrink with" in note for note in plan.notes)
+    assert aw.extract(model, 0.5).qkv.weight.shape == (48, 16)
+    assert_agrees(model, x)

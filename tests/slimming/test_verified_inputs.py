@@ -148,3 +148,18 @@ def test_nothing_runs_on_tensors_without_entries() -> None:
     assert all(0 not in shape for shape in model.ran)
     assert plan.group_of("head").fixed is None
     assert_agrees(model, x)
+
+
+class Spectrum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.rfft(self.last(self.first(x).relu()))
+
+
+def test_complex_outputs_are_compared_up_to_rounding() -> None:
+    model = Spectrum()
+    aw.slimmable(model, aw.plan(model, torch.randn(2, 8)), strict=True)
+    assert aw.extract(model, 0.5).first.out_features == 16

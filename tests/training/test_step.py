@@ -48,7 +48,7 @@ def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
 def golden_run(dtype: torch.dtype, steps: int = 10) -> list[list[float]]:
     torch.manual_seed(0)
     model = converted().to(dtype)
-    step = aw.SandwichStep(model, sgd(model), F.cross_entropy, seed=3)
+    step = aw.SandwichStep(model, sgd(model), F.cross_entropy, seed=3, weights="paper")
     losses = []
     for number in range(steps):
         images, labels = images_and_labels(16, seed=number)
@@ -76,7 +76,7 @@ def test_the_step_is_algorithm_1() -> None:
         torch.manual_seed(0)
         models.append(converted())
     by_step, by_hand = models
-    step = aw.SandwichStep(by_step, sgd(by_step), F.cross_entropy, widths=4, seed=1)
+    step = aw.SandwichStep(by_step, sgd(by_step), F.cross_entropy, seed=1, weights="paper")
     optimizer = sgd(by_hand)
     by_hand.train()
     for number in range(5):
@@ -200,7 +200,7 @@ def test_activation_checkpointing_runs_backward_at_the_same_width() -> None:
 
 def test_training_lowers_the_loss_at_every_width() -> None:
     model = converted(without_norms())
-    step = aw.SandwichStep(model, sgd(model, lr=0.05), F.cross_entropy)
+    step = aw.SandwichStep(model, sgd(model, lr=0.1), F.cross_entropy)
     images, labels = images_and_labels(32)
     for _ in range(60):
         step(images, labels)

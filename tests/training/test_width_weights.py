@@ -53,7 +53,7 @@ def test_bad_weights_are_named(configs: list[aw.ChannelConfig], weights, word: s
         width_weights(weights, configs)
 
 
-@pytest.mark.parametrize("weights", ["sum", 3, None])
+@pytest.mark.parametrize("weights", ["sum", 3, True])
 def test_what_is_no_rule_is_named(weights) -> None:
     with pytest.raises(aw.AnywidthError, match="weights"):
         checked_weights(weights, aw.Sampling())
@@ -129,3 +129,12 @@ def test_a_step_refuses_bad_weights() -> None:
     with pytest.raises(aw.AnywidthError, match="2 weights"):
         step(*images_and_labels(16))
     assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_weights_are_balanced_unless_the_widest_may_be_left_out() -> None:
+    assert checked_weights(None, aw.Sampling()) == "balanced"
+    assert checked_weights(None, aw.Sampling("fixed", widths=(0.25, 1.0))) == "balanced"
+    assert checked_weights(None, aw.Sampling("random")) == "paper"
+    model = converted()
+    step = aw.SandwichStep(model, torch.optim.SGD(model.parameters(), lr=0.1), F.cross_entropy)
+    assert step.weights == "balanced"

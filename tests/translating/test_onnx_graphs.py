@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 import anywidth as aw
 from anywidth.translating.called_network import described
 from anywidth.translating.deployment import Deployment
-from anywidth.translating.onnx_graphs import onnx_graphs
+from anywidth.translating.onnx_graphs import onnx_graphs, open_onnx
 
 EXAMPLE = torch.randn(2, 3, 8, 8)
 
@@ -42,6 +43,36 @@ class Scaled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.first(x)
         return self.last(h / h.shape[1] ** 0.5)
+
+
+class Biased(nn.Module):
+    """Attention with a learned bias, whose parts in ONNX have other strides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 96), nn.Linear(32, 5)
+        self.bias = nn.Parameter(torch.randn(4, 6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = (t.unflatten(-1, (-1, 8)).transpose(1, 2) for t in self.first(x).chunk(3, -1))
+        bias = self.bias.expand(x.shape[0], -1, -1, -1)
+        found = nn.functional.scaled_dot_product_attention(*heads, attn_mask=bias)
+        return self.last(found.transpose(1, 2).flatten(2))
+
+
+class Decomposed(nn.Module):
+    """ONNX has no singular values, and no complex numbers."""
+
+    def __init__(self, is_complex: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 32), nn.Linear(32, 16)
+        self.is_complex = is_complex
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.last(self.first(x).relu())
+        if self.is_complex:
+            return torch.fft.rfft(found)
+        return torch.linalg.svdvals(found.unflatten(1, (4, 4)))
 
 
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
@@ -109,3 +140,22 @@ def test_a_graph_that_disagrees_with_the_network_is_not_used(
     monkeypatch.setattr("anywidth.translating.onnx_graphs.graph_between", off)
     list(onnx_graphs(model, configs, deployment))
     assert len(converted) == len(configs)
+
+
+def test_attention_with_a_learned_bias_is_converted() -> None:
+    model, example = Biased(), torch.randn(2, 6, 8)
+    convert(model, example)
+    names = {"input_names": None, "output_names": None, "wrap": None, "facts": None}
+    deployment = described(model.eval(), None, **names)
+    configs = [aw.plan_of(model).resolve(width) for width in (0.25, 1.0)]
+    for config, proto in zip(configs, onnx_graphs(model, configs, deployment), strict=True):
+        with aw.at_width(model, config):
+            assert deployment.check(model, open_onnx(proto.SerializeToString()), "net") < 1e-5
+
+
+@pytest.mark.parametrize(("is_complex", "word"), [(False, "svd"), (True, "view_as_real")])
+def test_what_onnx_does_not_have_is_named(tmp_path: Path, is_complex: bool, word: str) -> None:
+    model = convert(Decomposed(is_complex), torch.randn(2, 8))
+    with pytest.raises(aw.AnywidthError, match=word):
+        aw.export_bundle(model, tmp_path / "net.anywidth", [0.5, 1.0], progress=False)
+    assert not list(tmp_path.iterdir())

@@ -141,10 +141,11 @@ def _to_json(
 
 def _print(spec: str, plan: Plan, costs: Sequence[tuple[float, int, int]]) -> None:
     from anywidth.app.showing.spectrum_tables import format_count, format_width
+    from anywidth.planning.plan_text import held_lines
 
     elastic, layers = plan.elastic_layers()
     output.console.print(_group_table(plan))
-    for note in plan.notes:
+    for note in [*plan.notes, *held_lines(plan.held_back(), plan.widths.low)]:
         output.console.print(f"note: {note}", markup=False, highlight=False)
     output.console.print(
         f"{spec}: {elastic} of {layers} convolution and linear layers have an elastic output",

@@ -11,7 +11,7 @@
 
 A field is a str, int, float or bool, a `Literal` or a tuple of them, or one of these `| None`.
 Pydantic checks the types; it is imported when it is first needed. To add a field, increase
-`version` and choose a default that does not change old runs.
+`version`; if its default would change old runs, give `option` what they did as `earlier`.
 """
 
 from __future__ import annotations
@@ -44,11 +44,15 @@ _COMPARE = {
 _MOST = {bool: 1, int: 2**31 - 1, float: 1e30}
 
 
-def option(default: Any, help: str, **limits: float) -> Any:
-    """A field that a command line can set; `limits` are `at_least`, `above`, `at_most`, `below`."""
+def option(default: Any, help: str, earlier: Any = None, **limits: float) -> Any:
+    """A field that a command line can set; `limits` are `at_least`, `above`, `at_most`, `below`.
+
+    `earlier` is the value for data of versions that lack the field, if it is not the default.
+    """
     words = {name.replace("_", " "): limit for name, limit in limits.items()}
     assert words.keys() <= _COMPARE.keys(), limits
-    return dataclasses.field(default=default, metadata={"help": help, "limits": words})
+    metadata = {"help": help, "limits": words, "earlier": earlier}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +119,7 @@ def from_json(cls: type[SettingsType], data: Mapping[str, Any]) -> SettingsType:
     """Settings from the data of `to_json`.
 
     Every field is required, so that a run never depends on today's defaults; only data of an older
-    version takes the defaults of newer fields.
+    version takes the defaults of newer fields, or what `option` calls `earlier`.
     """
     if not isinstance(data, Mapping):
         raise AnywidthError(f"settings {data!r}: expected an object of named fields")
@@ -136,9 +140,13 @@ def from_json(cls: type[SettingsType], data: Mapping[str, Any]) -> SettingsType:
             f"{cls.version}; install a newer anywidth"
         )
     given = {name: value for name, value in data.items() if name not in ("version", "task")}
-    for name in _names(cls):
-        if name not in given and version == cls.version:
-            raise AnywidthError(f"the settings of {cls.task} have no field {name!r}")
+    for one in dataclasses.fields(cls):
+        if one.name in given:
+            continue
+        if version == cls.version:
+            raise AnywidthError(f"the settings of {cls.task} have no field {one.name!r}")
+        if (earlier := one.metadata.get("earlier")) is not None:
+            given[one.name] = earlier
     return _validated(cls, given)
 
 

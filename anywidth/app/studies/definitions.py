@@ -36,9 +36,9 @@ POST_STATISTICS = {
 }
 
 US_V1 = training(MOBILENET_V1)
-# Not in the paper, which sums the losses of the widths; v2 then needs no slower classifier.
+# Not in the paper, which sums the losses of the widths.
 BALANCED_V1 = training(MOBILENET_V1, weights="balanced")
-BALANCED_V2 = training(MOBILENET_V2, weights="balanced", head_rate=1.0)
+BALANCED_V2 = training(MOBILENET_V2, weights="balanced")
 S_V1 = training(MOBILENET_V1, method="s")
 I_V1 = tuple(training(MOBILENET_V1, method="i", width=w) for w in MOBILENET_V1.widths)
 US_V2 = training(MOBILENET_V2)

@@ -87,8 +87,7 @@ def facts_of(study: Study, jobs: Sequence[Job], seeds: int, command: str) -> dic
         "command": f"`{command}`",
         **_data(jobs),
         "recipe": ", ".join(f"{words} {_of_each(jobs, name)}" for name, words in shown)
-        + ", the same for all of a network"
-        + _exceptions(study),
+        + ", the same for all of a network",
         **_random_widths(jobs),
         "seeds": str(seeds),
         **_statistics(study, jobs),
@@ -188,18 +187,6 @@ def _of_each(jobs: Sequence[Job], name: str) -> str:
     if len(set(by_network.values())) == 1:
         return str(getattr(jobs[0].settings, name))
     return " and ".join(f"{value} ({network})" for network, value in by_network.items())
-
-
-def _exceptions(study: Study) -> str:
-    """The lines of the table whose training changes a field of the recipe that a page shows."""
-    shown = _RECIPE[study.task.name]
-    changed = [
-        f"{setting.label} of {setting.network.title}: {shown[field]} {value}"
-        for setting in study.settings
-        for field, value in setting.trainings[0].changes
-        if field in shown
-    ]
-    return f", except for {'; '.join(changed)}" if changed else ""
 
 
 def _random_widths(jobs: Sequence[Job]) -> dict[str, str]:

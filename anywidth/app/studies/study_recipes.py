@@ -36,6 +36,8 @@ def study_recipe(
 ) -> TaskSettings:
     """The settings that all trainings of a network on a data set share.
 
+    The losses of the widths are summed, as in the paper.
+
     Args:
         data: one of `DATA` for the network's task.
         network: gives the range of widths and the switches, as in the paper's tables.
@@ -47,7 +49,7 @@ def study_recipe(
     known = DATA[network.task]
     if data not in known:
         raise AnywidthError(f"--data {data!r}: expected one of {', '.join(known)}")
-    recipe = replace(known[data](network), low=network.widths[0], device=device)
+    recipe = replace(known[data](network), low=network.widths[0], device=device, weights="paper")
     given: dict[str, Any] = {}
     if isinstance(recipe, ClassificationSettings):
         given |= {"model": network.name, "switches": network.widths}

@@ -54,9 +54,10 @@ class TaskSettings(Settings):
         at_least=2,
     )
     weights: Literal["paper", "balanced"] = option(
-        "paper",
-        "weights of the widths of a step: each 1 (paper), or all narrower ones together as much as "
-        "the widest (balanced)",
+        "balanced",
+        "weights of the widths of a step: all narrower ones together as much as the widest "
+        "(balanced), or each 1 (paper)",
+        earlier="paper",
     )
     ema_decay: float | None = option(
         None,

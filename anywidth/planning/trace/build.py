@@ -80,7 +80,9 @@ def build_plan(found: Findings) -> tuple[Plan, Guesses]:
         elastic = [segments for _, segments in kept if segments is not None]
         examples = found.known.batch if product.is_batched else 1
         factor, axes = _once_an_example(product.factor * whole, elastic, examples)
-        return CostTerm(product.layer, factor, axes)
+        fixed = [axis for axis, segments in kept if segments is None]
+        held = dict.fromkeys(names.get(v, "") for axis in fixed for v, _ in solver.pieces(axis))
+        return CostTerm(product.layer, factor, axes, tuple(name for name in held if name in groups))
 
     axes = {name: tuple(axis_of(a) for a in value.axes) for name, value in found.tensors.items()}
     followers = dict.fromkeys(

@@ -35,12 +35,13 @@ from anywidth.planning.trace.held_axes import (
 from anywidth.planning.trace.joins import activations_and_prologues, folds
 from anywidth.planning.trace.nodes import nodes_of
 from anywidth.planning.trace.rehearsal import (
+    followed_numbers,
     misread,
     narrowed_copy,
     rehearsal_config,
     uneven_config,
 )
-from anywidth.planning.trace.size_sources import SizeSources
+from anywidth.planning.trace.size_sources import AttentionCall, SizeSources
 from anywidth.planning.trace.trace_findings import Findings, Known, Misreading
 from anywidth.planning.trace.walk import OUTPUT, run_rules
 from anywidth.planning.trace.written_buffers import note_written_buffers
@@ -216,7 +217,7 @@ def _trace(exports: Exports) -> tuple[Plan, Guesses]:
     known = Known(exports.model, exports.examples, sources=sources.of)
     rounds = 0
     while True:
-        findings = _run_all_rules(known, exports)
+        findings = _run_all_rules(known, exports, sources.attentions)
         if lengths := positions(findings):
             known = replace(known, positions=known.positions | lengths)
             continue
@@ -239,8 +240,20 @@ def _trace(exports: Exports) -> tuple[Plan, Guesses]:
         elif lost := _useless_readings(known, guesses):
             known = replace(known, misread={**known.misread, **lost})
         else:
+            if findings.staying:
+                _drop_followed(exports, found, findings)
+                found, guesses = build_plan(findings)
             found.rehearsed = True
             return found, guesses
+
+
+def _drop_followed(exports: Exports, found: Plan, findings: Findings) -> None:
+    """Forget numbers that follow the width after all: a size needed the attribute they are of."""
+    for training, graph in exports.traced.items():
+        copy = narrowed_copy(exports.model, found, rehearsal_config(found))
+        narrow = export_in_mode(copy, exports.inputs, training)
+        followed = followed_numbers(findings.staying, graph, narrow)
+        findings.staying = [c for c in findings.staying if c.node not in followed]
 
 
 def _blamed(failure: RehearsalFailed, known: Known, findings: Findings) -> Known | None:
@@ -332,10 +345,10 @@ def _rehearse(
     return wrong
 
 
-def _run_all_rules(known: Known, exports: Exports) -> Findings:
+def _run_all_rules(known: Known, exports: Exports, attentions: Sequence[AttentionCall]) -> Findings:
     found = Findings(known)
     add_tensors(found, exports)
-    tie_attention(found, exports.seen.padded)
+    tie_attention(found, exports.seen.padded, attentions)
     tie_recurrent(found)
     for exported in exports.traced.values():
         run_rules(found, exported, held_tensors(exports.model, exported))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.exported_graphs import Exports, held_tensors, unused
-from anywidth.planning.trace.solver import TracedAxis, scaled
+from anywidth.planning.trace.size_sources import AttentionCall
+from anywidth.planning.trace.solver import Pieces, TracedAxis, scaled
 from anywidth.planning.trace.trace_findings import Findings
 from anywidth.planning.trace.value import Traced, shape_of
 
@@ -45,36 +48,77 @@ def _kernel_dims(model: nn.Module, name: str, rank: int) -> range:
     return range(2, rank) if is_weight else range(0)
 
 
-def tie_attention(found: Findings, padded: set[nn.Module]) -> None:
-    """`nn.MultiheadAttention` has one width inside and outside: its heads times their size.
+def tie_attention(
+    found: Findings, padded: set[nn.Module], calls: Sequence[AttentionCall] = ()
+) -> None:
+    """Attention of torch has one width inside and outside: its heads times their size.
 
-    For padded sequences, torch's encoder needs an even number of heads.
+    That is `nn.MultiheadAttention`, and the function that it calls. For padded sequences, torch's
+    encoder needs an even number of heads.
     """
     for path, module in found.known.model.named_modules():
         prefix = f"{path}." if path else ""
-        is_attention = isinstance(module, nn.MultiheadAttention)
-        if not is_attention or f"{prefix}out_proj.weight" not in found.tensors:
+        if not isinstance(module, nn.MultiheadAttention):
             continue
-        cursor = Cursor(found, "MultiheadAttention", path)
         together = 2 if module in padded and module.num_heads % 2 == 0 else 1
-        heads = scaled(found.solver.new(module.num_heads // together), together) or ()
-        width = scaled(heads, module.head_dim) or ()
-        inside = {
-            "out_proj.weight": (width, width),
-            "in_proj_weight": (width * 3, width),
-            "in_proj_bias": (width * 3,),
-            "q_proj_weight": (width, width),
-            "k_proj_weight": (width,),
-            "v_proj_weight": (width,),
+        weights = {
+            key.replace(".", "_"): prefix + key for key in (*_IN_ATTENTION, "out_proj.weight")
         }
-        for name, axes in inside.items():
-            if prefix + name in found.tensors:
-                for own, axis in zip(found.tensors[prefix + name].axes, axes, strict=False):
-                    cursor.unify(own, axis)
+        tied = _tie_heads(found, path, weights, module.num_heads, module.head_dim, together)
+        if tied is None:
+            continue
+        heads, width = tied
+        cursor = Cursor(found, "MultiheadAttention", path)
         same = ("embed_dim", "kdim", "vdim") if module._qkv_same_embed_dim else ("embed_dim",)
         cursor.bind(path, "num_heads", heads)
         for name in same:
             cursor.bind(path, name, width)
+    for call in calls:
+        if isinstance(found.known.model.get_submodule(call.path), nn.MultiheadAttention):
+            continue
+        size = call.width // call.heads
+        tied = _tie_heads(found, call.path, call.weights, call.heads, size)
+        cursor = Cursor(found, "multi_head_attention_forward", call.path)
+        for source, axis in zip(call.sources, tied or (), strict=tied is not None):
+            if source is not None:
+                cursor.follow(source, axis)
+
+
+_IN_ATTENTION = (
+    "in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_proj_weight"
+)  # fmt: skip
+
+
+def _tie_heads(
+    found: Findings,
+    path: str,
+    weights: Mapping[str, str],
+    count: int,
+    size: int,
+    together: int = 1,
+) -> tuple[Pieces, Pieces] | None:
+    """The heads of attention and its width, tied to weights, which are given by their names."""
+    if weights.get("out_proj_weight") not in found.tensors:
+        return None
+    cursor = Cursor(found, "MultiheadAttention", path)
+    # Of the function, what comes out may have another size.
+    is_module = isinstance(cursor.module, nn.MultiheadAttention)
+    heads = scaled(found.solver.new(count // together), together) or ()
+    width = scaled(heads, size) or ()
+    inside: dict[str, tuple[TracedAxis, ...]] = {
+        "out_proj_weight": (width if is_module else None, width),
+        "in_proj_weight": (width * 3, width),
+        "in_proj_bias": (width * 3,),
+        "q_proj_weight": (width, width),
+        "k_proj_weight": (width,),
+        "v_proj_weight": (width,),
+    }
+    for key, axes in inside.items():
+        held = found.tensors.get(weights.get(key, ""))
+        for own, axis in zip(held.axes if held else (), axes, strict=False):
+            if axis is not None:
+                cursor.unify(own, axis)
+    return heads, width
 
 
 def tie_recurrent(found: Findings) -> None:

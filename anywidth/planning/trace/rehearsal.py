@@ -7,6 +7,7 @@ as two numbers, and either could be the constant. Rules guess, and a rehearsal c
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,9 +16,10 @@ from torch.fx import Node
 
 from anywidth.planning.cuts import cut, held_tensor, take
 from anywidth.planning.groups import Plan
-from anywidth.planning.held_numbers import held_number, set_number
+from anywidth.planning.held_numbers import held_number, set_number, with_entry
 from anywidth.planning.trace.build import Guesses
 from anywidth.planning.trace.nodes import nodes_of, number_of, shapes_of
+from anywidth.planning.trace.trace_findings import WidthConstant
 from anywidth.width import ChannelConfig
 
 
@@ -66,9 +68,7 @@ def narrowed_copy(model: nn.Module, plan: Plan, config: ChannelConfig) -> nn.Mod
         module = narrow.get_submodule(slot.module)
         size: Any = slot.value(*(plan.axis_size(slot.axis, c) for c in (config, plan.full)))
         if slot.index is not None:
-            sizes = list(held_number(module, slot.attribute))
-            sizes[slot.index] = size
-            size = tuple(sizes)
+            size = with_entry(held_number(module, slot.attribute), slot.index, size)
         set_number(module, slot.attribute, size)
     return narrow
 
@@ -107,6 +107,19 @@ def misread(
             before = shapes_of(node.meta["val"])
             wrong[node] = _changed(before[0], found[0]) if len(found) == len(before) == 1 else None
     return wrong
+
+
+def followed_numbers(constants: Iterable[WidthConstant], full: Any, narrow: Any) -> set[Node]:
+    """The operations whose number is another one in a narrow network."""
+    watched = {constant.node: constant.number for constant in constants}
+    pairs = zip(nodes_of(full.graph_module), nodes_of(narrow.graph_module), strict=False)
+    found = set()
+    for node, twin in pairs:
+        if _operation(node) != _operation(twin):
+            break
+        if node in watched and number_of(twin) != watched[node]:
+            found.add(node)
+    return found
 
 
 def _operation(node: Node) -> tuple[str, str]:

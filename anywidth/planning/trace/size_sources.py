@@ -6,17 +6,20 @@ shows which of these numbers are an attribute or a multiple of one: `view(b, 2 *
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import inspect
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
-from anywidth.planning.held_numbers import held_numbers, set_number
+from anywidth.planning.held_numbers import held_lists, held_numbers, mentions, set_number
 from anywidth.planning.modes import modes_kept
 from anywidth.planning.trace.known_ints import KnownInt, SizeSource
 from anywidth.planning.trace.nodes import layer_of, nodes_of, op_name
@@ -28,6 +31,7 @@ SPLIT = ("split", "split_with_sizes")
 # These also have arguments before the sizes, and give sizes by dimension only inside them.
 UNFLATTENED = "unflatten"
 INDEXED = ("__getitem__", "__setitem__")
+ATTENTION = "multi_head_attention_forward"
 # The numbers of torch's layers are known from their weights, but for these.
 READ_IN_TORCH = (nn.Unflatten,)
 
@@ -38,6 +42,23 @@ class SizeSources:
     def __init__(self, model: nn.Module, inputs: tuple[Any, ...], traced: dict[bool, Any]) -> None:
         self._model, self._inputs, self._traced = model, inputs, traced
         self._by_node: dict[Node, list[SizeSource | None]] | None = None
+        self._recordings: dict[bool, Recording | None] = {}
+
+    @cached_property
+    def attentions(self) -> list[AttentionCall]:
+        """Attention that the network's own code calls by `multi_head_attention_forward`."""
+        if not any(mentions(module, ATTENTION) for module in self._model.modules()):
+            return []
+        recordings = [self._recording(training) for training in self._traced]
+        return [call for one in recordings if one is not None for call in one.attentions]
+
+    def _recording(self, training: bool) -> Recording | None:
+        if training not in self._recordings:
+            self._recordings[training] = None  # it may run only while it is exported
+            with contextlib.suppress(Exception):
+                recording = _record(self._model, self._inputs, training)
+                self._recordings[training] = recording
+        return self._recordings[training]
 
     def of(self, node: Node) -> list[SizeSource | None]:
         """For each size that an operation is given its source; empty if that is not known."""
@@ -49,10 +70,10 @@ class SizeSources:
 
     def _matched(self, training: bool, graph: Any) -> dict[Node, list[SizeSource | None]]:
         """The records of a run for the nodes of the graph: both in order, per module."""
-        try:
-            records = _record(self._model, self._inputs, training)
-        except Exception:
-            return {}  # it runs only while it is exported
+        recording = self._recording(training)
+        if recording is None:
+            return {}
+        records = recording.records
         nodes = defaultdict(list)
         for node in nodes_of(graph.graph_module):
             name = _plain(op_name(node.target))
@@ -69,7 +90,17 @@ class SizeSources:
 Records = dict[tuple[str, str], list[list[SizeSource | None]]]
 
 
-def _record(model: nn.Module, inputs: tuple[Any, ...], training: bool) -> Records:
+class AttentionCall(NamedTuple):
+    """One call of `multi_head_attention_forward`: the names of its weights, by its arguments."""
+
+    path: str
+    heads: int
+    width: int
+    sources: tuple[SizeSource | None, SizeSource | None]
+    weights: dict[str, str]
+
+
+def _record(model: nn.Module, inputs: tuple[Any, ...], training: bool) -> Recording:
     """The sources of the sizes that each module gives, by its path and the operation's name."""
     memo: dict[int, Any] = {id(p): p for p in model.parameters()}
     for module in model.modules():
@@ -80,7 +111,7 @@ def _record(model: nn.Module, inputs: tuple[Any, ...], training: bool) -> Record
     for path, module in twin.named_modules():
         if not type(module).__module__.startswith("torch.nn.") or isinstance(module, READ_IN_TORCH):
             _remember(path, module)
-    recording = _Recording()
+    recording = Recording({id(p): name for name, p in model.named_parameters()})
     hooks = []
     for path, module in twin.named_modules():
         hooks += [
@@ -91,7 +122,7 @@ def _record(model: nn.Module, inputs: tuple[Any, ...], training: bool) -> Record
         twin.train(training)
         with recording:
             twin(*copy.deepcopy(inputs))
-    return recording.records
+    return recording
 
 
 def _remember(path: str, module: nn.Module) -> None:
@@ -99,18 +130,20 @@ def _remember(path: str, module: nn.Module) -> None:
     for name, number in held_numbers(module).items():
         if number > 1:
             set_number(module, name, KnownInt(number, SizeSource(path, name)))
-    for name, value in list(vars(module).items()):
-        is_tuple = isinstance(value, tuple) and not name.startswith("_")
-        if is_tuple and all(type(v) is int for v in value):
-            vars(module)[name] = tuple(
-                KnownInt(v, SizeSource(path, name, i)) if v > 1 else v for i, v in enumerate(value)
-            )
+    for name, numbers in held_lists(module).items():
+        known = [
+            KnownInt(number, SizeSource(path, name, place)) if number > 1 else number
+            for place, number in enumerate(numbers)
+        ]
+        set_number(module, name, known if isinstance(numbers, list) else tuple(known))
 
 
-class _Recording(TorchFunctionMode):
-    def __init__(self) -> None:
+class Recording(TorchFunctionMode):
+    def __init__(self, names: dict[int, str]) -> None:
         super().__init__()
         self.records: Records = defaultdict(list)
+        self.attentions: list[AttentionCall] = []
+        self._names = names
         self._running: list[str] = []
 
     def entering(self, path: str) -> Any:
@@ -124,6 +157,9 @@ class _Recording(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
+        if name == ATTENTION:
+            given = inspect.signature(func).bind(*args, **(kwargs or {})).arguments
+            self.attentions.append(self._attention(given))
         if name in INDEXED:
             for ends in _slices(args[0], args[1]):
                 self.records[self._running[-1] if self._running else "", "slice"].append(ends)
@@ -132,6 +168,15 @@ class _Recording(TorchFunctionMode):
             key = self._running[-1] if self._running else "", _plain(name)
             self.records[key].append(_in_place(name, sizes, args, kwargs or {}, result))
         return result
+
+    def _attention(self, given: dict[str, Any]) -> AttentionCall:
+        heads, width = given["num_heads"], given["query"].shape[-1]
+        weights = {
+            key: self._names[id(value)] for key, value in given.items() if id(value) in self._names
+        }
+        sources = _source(heads), _source(given["embed_dim_to_check"])
+        path = self._running[-1] if self._running else ""
+        return AttentionCall(path, int(heads), width, sources, weights)
 
 
 def _plain(name: str) -> str:

@@ -12,6 +12,7 @@ from anywidth.planning.held_numbers import (
     is_size_of_head,
 )
 from anywidth.planning.trace.cursor import Cursor
+from anywidth.planning.trace.known_ints import SizeSource
 from anywidth.planning.trace.solver import Pieces, TracedAxis, Unsplittable, scaled
 from anywidth.planning.trace.value import Traced
 
@@ -181,6 +182,7 @@ def _split(
     sources = [cursor.source(dim) if is_open else None for dim in dims]
     decided = _as_it_is(cursor, axis, sizes, range(len(sizes)) if known is None else [known])
     if decided is not None:
+        _follow_source(cursor, sources[decided[0]], decided[1])
         return decided
     # Not a dimension inside a unit, such as the entries of a window, nor the channels of each head.
     blocks = [math.prod(sizes[i:]) for i in range(len(sizes))]
@@ -205,10 +207,15 @@ def _split(
         cursor.unify(part, scaled(found, after))
     for name, times in names:
         cursor.bind(cursor.layer, name, scaled(found, times) or ())
-    source = sources[place]
-    if source is not None and not names and not cursor.failures and cursor.misreading is None:
-        cursor.follow(source, found)
+    if not names:
+        _follow_source(cursor, sources[place], found)
     return place, found
+
+
+def _follow_source(cursor: Cursor, source: SizeSource | None, axis: TracedAxis) -> None:
+    """Let the attribute that a dimension comes from follow it, unless that was tried."""
+    if source is not None and not cursor.failures and cursor.misreading is None:
+        cursor.follow(source, axis)
 
 
 # Attributes, and how many times the size of a dimension each of them is.

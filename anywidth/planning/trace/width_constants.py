@@ -15,6 +15,7 @@ from torch.fx import Node
 
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.nodes import number_of, op_name
+from anywidth.planning.trace.rules.products import spelled_out
 from anywidth.planning.trace.rules.table import PRODUCTS
 from anywidth.planning.trace.solver import Pieces, TracedAxis
 from anywidth.planning.trace.trace_findings import WidthConstant
@@ -29,8 +30,8 @@ FEWEST = 8
 MOST_GAIN = 5.0
 # How many operations back a sum or product may be.
 MOST_STEPS = 6
-# Products of two tensors whose last and second last axes, or last axes, are summed over.
-SCORES = ("matmul", "bmm", "scaled_dot_product_attention")
+# Products of two tensors, which sum over what these have in common.
+SCORES = ("matmul", "bmm", "einsum", "scaled_dot_product_attention")
 # Products that are added to each other, of which one number may scale the sum.
 SUMMED = ("einsum", "matmul", "bmm")
 # Passed on the way from a buffer to what it scales.
@@ -46,7 +47,7 @@ def look_for_constant(cursor: Cursor, values: dict[Node, Any]) -> None:
         number, tolerance, name = _held_number(cursor, node, values)
     if number is None or number <= 0:
         return
-    if _is_of_features(node, number, values):
+    if _is_of_features(cursor, node, number, values):
         return
     inputs = _scaled_inputs(cursor, number, values) if name is None else None
     if inputs is not None and _is_open(cursor, inputs):
@@ -157,21 +158,31 @@ def _held_number(
     return None, 0, None
 
 
-def _is_of_features(node: Node, number: float, values: dict[Node, Any]) -> bool:
+def _is_of_features(cursor: Cursor, node: Node, number: float, values: dict[Node, Any]) -> bool:
     """Whether a number scales what two tensors have in common by a constant number of features.
 
     Heads of attention may be as many as each has features; those are summed over, heads are not.
     """
-    while op_name(node.target) not in PRODUCTS:
-        wide = [n for n in node.all_input_nodes if getattr(values.get(n), "shape", None)]
-        if len(wide) != 1:
-            return False
-        node = wide[0]
-    factors = [values.get(n) for n in node.all_input_nodes[:2]]
-    if op_name(node.target) not in SCORES or not all(isinstance(f, Traced) for f in factors):
-        return False
-    size, axis = factors[0].shape[-1], factors[0].axes[-1]  # type: ignore[union-attr]
-    return axis is None and _power(number, size, ROOTS, 1e-6) is not None
+    return any(
+        not _is_open(cursor, axis) and _power(number, size, ROOTS, 1e-6) is not None
+        for product in _summed_scores([node], values, SCORES)
+        for size, axis in _features(product, values)
+    )
+
+
+def _features(product: Node, values: dict[Node, Any]) -> list[tuple[int, TracedAxis]]:
+    """The axes that a product of two tensors sums over, with their sizes."""
+    given = product.args[1] if op_name(product.target) == "einsum" else product.args[:2]
+    factors = [values.get(n) for n in given]  # type: ignore[arg-type, union-attr]
+    if len(factors) != 2 or not all(isinstance(f, Traced) for f in factors):
+        return []
+    first, second = factors
+    if op_name(product.target) != "einsum":
+        return [(first.shape[-1], first.axes[-1])]  # type: ignore[union-attr]
+    ranks = [len(first.shape), len(second.shape)]  # type: ignore[union-attr]
+    (one, other), kept = spelled_out(str(product.args[0]), ranks)
+    places = [place for place, letter in enumerate(one) if letter in other and letter not in kept]
+    return [(first.shape[i], first.axes[i]) for i in places]  # type: ignore[union-attr]
 
 
 def _related(node: Node, values: dict[Node, Any]) -> Iterator[Pieces]:
@@ -182,19 +193,21 @@ def _related(node: Node, values: dict[Node, Any]) -> Iterator[Pieces]:
         tensors = [n for n in node.all_input_nodes if isinstance(values.get(n), Traced)]
         wide = [n for n in tensors if values[n].shape]
         if op_name(node.target) not in PRODUCTS and len(wide) > 1:
-            for product in _summed_scores(wide, values):
+            for product in _summed_scores(wide, values, SUMMED):
                 yield from (a for read in product.all_input_nodes for a in _axes(read, values))
         if op_name(node.target) in PRODUCTS or len(wide) != 1:
             return
         node = wide[0]
 
 
-def _summed_scores(terms: Sequence[Node], values: dict[Node, Any]) -> Iterator[Node]:
+def _summed_scores(
+    terms: Sequence[Node], values: dict[Node, Any], kinds: Sequence[str]
+) -> Iterator[Node]:
     """Products that are added before their sum is scaled: scores of content and of position."""
     left = [(node, MOST_STEPS) for node in terms]
     while left:
         node, steps = left.pop(0)
-        if op_name(node.target) in SUMMED:
+        if op_name(node.target) in kinds:
             yield node
         elif op_name(node.target) not in PRODUCTS and steps > 0:
             read = [n for n in node.all_input_nodes if getattr(values.get(n), "shape", None)]

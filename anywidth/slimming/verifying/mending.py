@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from anywidth.planning.groups import AttributeSlot, ChannelGroup, Plan, Segment
@@ -27,11 +28,12 @@ def mend(trial: Trial, group: str, failure: Failure) -> bool:
         return True
     plan, slots = trial.plan, _fitting_attributes(trial, group, failure)
     sets = [[slot] for slot in slots] + ([slots] if len(slots) > 1 else [])
-    attempts = [(chosen, False) for chosen in sets] + [([], True)]
-    attempts += [(chosen, True) for chosen in sets]
-    for chosen, is_tied in attempts:
-        ties = _tied_groups(plan, group) if is_tied else {}
-        if ties is None or not _runs_with(trial, group, failure, chosen, ties):
+    ties_with = [ties for ties in (_tied_groups(plan, group), *_multiples(plan, group)) if ties]
+    attempts: list[tuple[list[AttributeSlot], dict[str, ChannelGroup]]]
+    attempts = [(chosen, {}) for chosen in sets] + [([], ties) for ties in ties_with]
+    attempts += [(chosen, ties) for chosen in sets for ties in ties_with]
+    for chosen, ties in attempts:
+        if not _runs_with(trial, group, failure, chosen, ties):
             continue
         _add(trial, group, failure, chosen, ties)
         return True
@@ -183,15 +185,7 @@ def _fitting_attributes(trial: Trial, group: str, failure: Failure) -> list[Attr
 def _tied_groups(plan: Plan, group: str) -> dict[str, ChannelGroup] | None:
     """The group tied with connected groups of its size; None if there are none."""
     own = plan.groups[group]
-    layers = {*own.makers, *own.readers}
-    near = [
-        other.name
-        for other in plan.groups.values()
-        if other.name != group
-        and other.channels == own.channels
-        and plan.can_narrow(other.name)
-        and layers & {*other.makers, *other.readers}
-    ]
+    near = [other.name for other in _near(plan, group) if other.channels == own.channels]
     roots = list(dict.fromkeys(plan.root(name) for name in [group, *near]))
     if len(roots) < 2:
         return None
@@ -201,3 +195,29 @@ def _tied_groups(plan: Plan, group: str) -> dict[str, ChannelGroup] | None:
     if any(other.channels != lead.channels or lead.unit % other.unit for other in tied):
         return None
     return {other.name: replace(other, tied=(lead.name, 1)) for other in tied}
+
+
+def _multiples(plan: Plan, group: str) -> Iterator[dict[str, ChannelGroup]]:
+    """The group tied with a connected group whose channels are a multiple of its own, or a part.
+
+    Such are the features of all heads, and those of one.
+    """
+    for other in _near(plan, group):
+        base, tied = sorted((plan.groups[group], other), key=lambda one: one.channels)
+        times, rest = divmod(tied.channels, base.channels)
+        is_free = base.tied is None and tied.tied is None
+        if is_free and times > 1 and rest == 0 and base.unit * times % tied.unit == 0:
+            yield {tied.name: replace(tied, tied=(base.name, times))}
+
+
+def _near(plan: Plan, group: str) -> list[ChannelGroup]:
+    """Other groups that narrow and share a layer with this one."""
+    own = plan.groups[group]
+    layers = {*own.makers, *own.readers}
+    return [
+        other
+        for other in plan.groups.values()
+        if other.name != group
+        and plan.can_narrow(other.name)
+        and layers & {*other.makers, *other.readers}
+    ]

@@ -323,6 +323,8 @@ def _gap(one: Any, other: Any) -> float:
         return float("inf")
     if one.is_meta:
         return 0.0  # there are no values
+    if one.is_complex() and other.is_complex():
+        one, other = torch.view_as_real(one), torch.view_as_real(other)
     if not one.is_floating_point():
         return 0.0 if torch.equal(one, other) else float("inf")
     if one.numel() == 0:

@@ -27,6 +27,7 @@ class Recipe(Settings):
     limit: int | None = None
     rule: Literal["sandwich", "random"] = "sandwich"
     label: str | None = None
+    schedule: str = option("cosine", "of the learning rate", earlier="linear")
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
@@ -159,6 +160,13 @@ def test_an_older_version_takes_the_defaults_of_later_fields() -> None:
     data = {**to_json(Recipe(epochs=7)), "version": 1}
     del data["label"]
     assert from_json(Recipe, data) == Recipe(epochs=7)
+
+
+def test_an_older_version_keeps_what_was_done_before_a_field() -> None:
+    data = {**to_json(Recipe(schedule="cosine")), "version": 1}
+    assert from_json(Recipe, data).schedule == "cosine"
+    del data["schedule"]
+    assert from_json(Recipe, data).schedule == "linear"
 
 
 def test_not_an_object() -> None:

@@ -34,7 +34,7 @@ TINY: list[TaskSettings] = [
         longest_game=20, device="cpu",
     ),
 ]  # fmt: skip
-OPTIONS = ("--weights", "balanced", "--ema-decay", "0.8", "--teacher", "ema")
+OPTIONS = ("--weights", "paper", "--ema-decay", "0.8", "--teacher", "ema")
 
 
 @pytest.mark.parametrize("settings", TINY, ids=lambda settings: settings.task)
@@ -49,10 +49,10 @@ def test_every_task_hands_them_to_its_step(
         steps.append(self)
 
     monkeypatch.setattr(SandwichStep, "__init__", noted)
-    settings = replace(settings, weights="balanced", ema_decay=0.8, teacher="ema")
+    settings = replace(settings, weights="paper", ema_decay=0.8, teacher="ema")
     assert task_named(settings.task).train(Run.create(tmp_path / "run", settings), settings)
     (step,) = steps
-    assert (step.weights, step.teaching.teacher) == ("balanced", "ema")
+    assert (step.weights, step.teaching.teacher) == ("paper", "ema")
     assert step.ema is not None
     assert step.ema.updates == step.count > 0
     kept = load_tensors(tmp_path / "run" / "model.safetensors")[0]
@@ -96,9 +96,9 @@ def test_the_kept_average_has_statistics_of_its_own(tmp_path: Path) -> None:
 def test_what_has_no_effect_is_named(tmp_path: Path) -> None:
     out = ("--out", tmp_path / "run")
     for options, word in (
-        (("--method", "i", "--weights", "balanced"), "--method i"),
+        (("--method", "i", "--weights", "paper"), "--method i"),
         (("--method", "s", "--teacher", "ema"), "--method s"),
-        (("--rule", "random", "--weights", "balanced"), "widest"),
+        (("--rule", "random", "--weights", "paper"), "widest"),
         (("--no-distill", "--teacher", "ema"), "distill"),
         (("--teacher", "ema"), "ema-decay"),
         (("--ema-decay", "1.5"), "below 1"),

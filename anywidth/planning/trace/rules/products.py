@@ -131,7 +131,7 @@ def _rows(value: Traced) -> Traced:
 
 
 def einsum(cursor: Cursor, a: Arguments) -> Traced:
-    terms, right = _spelled_out(a.equation, [len(tensor.shape) for tensor in a.tensors])
+    terms, right = spelled_out(a.equation, [len(tensor.shape) for tensor in a.tensors])
     left = "".join(terms)
     axes: dict[str, TracedAxis] = {}
     sizes: dict[str, int] = {}
@@ -161,7 +161,7 @@ def tensordot(cursor: Cursor, a: Arguments) -> Traced:
     return einsum(cursor, Arguments(equation=equation, tensors=[a.self, a.other]))
 
 
-def _spelled_out(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
+def spelled_out(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     """The letters of each factor and of the result, with those that `...` stands for."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
