@@ -20,6 +20,11 @@ from anywidth.slimming.convert import plan_of
 from anywidth.training.sampling import Sampling
 from anywidth.width import WidthRange
 
+WEIGHTS = (
+    "weights of the widths of a step: each 1 (paper), or all narrower ones together as much as the "
+    "widest (balanced)"
+)
+
 
 @dataclass(frozen=True)
 class TaskSettings(Settings):
@@ -53,12 +58,7 @@ class TaskSettings(Settings):
         "draw from this many widths (others may fail), or nonuniform configurations",
         at_least=2,
     )
-    weights: Literal["paper", "balanced"] = option(
-        "balanced",
-        "weights of the widths of a step: all narrower ones together as much as the widest "
-        "(balanced), or each 1 (paper)",
-        earlier="paper",
-    )
+    weights: Literal["paper", "balanced"] = option("paper", WEIGHTS)
     ema_decay: float | None = option(
         None,
         "keep a moving average of the weights with this decay, as 0.997",

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, Self
 from anywidth.app.data.arrays import ARRAY_NAMES
 from anywidth.app.model_spec import is_code
 from anywidth.app.runs.settings import option
-from anywidth.app.tasks.task_settings import TaskSettings
+from anywidth.app.tasks.task_settings import WEIGHTS, TaskSettings
 from anywidth.errors import AnywidthError
 from anywidth.measuring.width_lists import spectrum_widths
 from anywidth.training.sampling import Sampling
@@ -22,7 +22,7 @@ _DISTILLING = ("distill", "temperature", "truth", "teacher")
 
 @dataclass(frozen=True)
 class ClassificationSettings(TaskSettings):
-    """The settings of a classification run; the defaults are the paper's if it has them."""
+    """The settings of a classification run: the paper's defaults, except for balanced losses."""
 
     task: ClassVar[str] = "classification"
     version: ClassVar[int] = 5  # earlier versions lack some fields
@@ -32,6 +32,7 @@ class ClassificationSettings(TaskSettings):
         *_DISTILLING,
     )
 
+    weights: Literal["paper", "balanced"] = option("balanced", WEIGHTS, earlier="paper")
     model: str = option(
         "mobilenet_v1",
         "mobilenet_v1, mobilenet_v2, torchvision:NAME, timm:NAME, package.module:function or "
