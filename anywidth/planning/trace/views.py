@@ -195,12 +195,14 @@ def _split(
         likely = rest
     elif sources[likely] is not None:
         likely = next(i for i in whole if sources[i] is not None)
-    if cursor.is_stuck and known is None:
+    names: Names = ()
+    place = known
+    if place is None and cursor.is_stuck:
         first = _guess(cursor, sizes, likely)[0]
         others = (i for i in range(len(sizes)) if i != first)
-        place, names = max(others, key=lambda i: (i in of_heads, sizes[i], i)), ()
-    else:
-        place, names = _guess(cursor, sizes, likely) if known is None else (known, ())
+        place = max(others, key=lambda i: (i in of_heads, sizes[i], i))
+    elif place is None:
+        place, names = _guess(cursor, sizes, likely)
     before, after = math.prod(sizes[:place]), math.prod(sizes[place + 1 :])
     try:
         parts = solver.cut(axis, [sizes[place] * after] * before)
