@@ -54,11 +54,11 @@ torchvision, which cannot be exported as a whole, are planned by their parts (`p
 
 {families}
 
-Some attention keeps all its heads, so that a quarter of its weights is left at 0.25, not a
-sixteenth: with ALiBi (Bloom, MPT), whose slopes depend on the number of heads; in CodeGen, which
-cuts its heads into four parts; in GPTBigCode, if each head has as many channels as there are heads.
-In Falcon and GPTBigCode the keys and values that all heads share stay. Mamba-2 with groups keeps
-its states.
+Heads that differ by constants stay, and the features of each narrow instead: with ALiBi (Bloom, MPT)
+the slopes depend on the number of heads. CodeGen cuts its heads into four parts, which narrow by
+whole heads. In GPTBigCode all heads stay if each has as many channels as there are heads. In Falcon
+and GPTBigCode the keys and values that all heads share stay. Mamba-2 with groups keeps its states.
+A printed plan says what stays whole, why, and what it costs at the narrowest width.
 
 ## torchvision
 

@@ -6,6 +6,7 @@ width, and a product of which both sides narrow shrinks with its square.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -21,7 +22,10 @@ MOST_NAMES = 2
 
 
 class HeldBack(NamedTuple):
-    """Layers that stay whole for one reason; `share` of the multiply-adds would go otherwise."""
+    """Layers that stay whole for one reason, such as that of the first of them.
+
+    `share` of the network's multiply-adds would go if they narrowed.
+    """
 
     reason: str
     layers: tuple[str, ...]
@@ -44,23 +48,26 @@ def held_back(
 
     Not the outputs of the network, which nothing reads, nor what a user pinned.
     """
-    stays = {g.name for g in groups.values() if _is_held(g)}
+    stays = {g.name: _kind(str(g.fixed)) for g in groups.values() if _is_held(g)}
     whole = 0.0
-    by_reason: dict[str, float] = {}
+    freed: dict[str, float] = {}
     for term in costs:
         whole += _macs(term, groups, full)
         own = (*term.whole, *(name for axis in term.axes for name, _ in axis))
-        held = next((name for name in own if name in stays), None)
-        if held is not None:
-            reason = str(groups[held].fixed)
-            freed = _macs(term, groups, narrow) * (1 - low)
-            by_reason[reason] = by_reason.get(reason, 0.0) + freed
+        kind = next((stays[name] for name in own if name in stays), None)
+        if kind is not None:
+            freed[kind] = freed.get(kind, 0.0) + _macs(term, groups, narrow) * (1 - low)
     found = []
-    for reason, freed in sorted(by_reason.items(), key=lambda item: -item[1]):
-        held_groups = [g for g in groups.values() if g.name in stays and g.fixed == reason]
-        layers = dict.fromkeys(maker for group in held_groups for maker in group.makers)
-        found.append(HeldBack(reason, tuple(layers), freed / whole if whole else 0.0))
+    for kind, macs in sorted(freed.items(), key=lambda item: -item[1]):
+        alike = [g for g in groups.values() if stays.get(g.name) == kind]
+        layers = tuple(dict.fromkeys(maker for group in alike for maker in group.makers))
+        found.append(HeldBack(str(alike[0].fixed), layers, macs / whole if whole else 0.0))
     return found
+
+
+def _kind(reason: str) -> str:
+    """A reason without the numbers of layers: blocks that are built alike have one."""
+    return re.sub(r"\d+", "#", reason)
 
 
 def _is_held(group: ChannelGroup) -> bool:

@@ -43,7 +43,7 @@ def plan_to_text(
 
 def held_lines(held: Sequence[HeldBack], low: float) -> list[str]:
     """What stays whole, as notes."""
-    return [f"stays whole at {low:g}, and costs {one}" for one in held if one.share >= LEAST_SHARE]
+    return [f"what stays whole at {low:g} costs {one}" for one in held if one.share >= LEAST_SHARE]
 
 
 def _few(names: tuple[str, ...]) -> str:

@@ -33,7 +33,7 @@ from anywidth.width import ChannelConfig, Width, WidthRange
 
 # The largest share of a network's multiply-adds that layers which stay whole may cost at the
 # narrowest width without a warning.
-MOST_HELD_BACK = 0.25
+MOST_HELD_BACK = 0.3
 
 
 def slimmable(

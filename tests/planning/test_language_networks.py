@@ -156,3 +156,22 @@ def test_scores_looked_up_by_distance_narrow_with_their_heads() -> None:
 def test_a_state_space_narrows_in_all_its_uneven_parts() -> None:
     model = built("MambaForCausalLM", "MambaConfig", **MAMBA)
     assert_narrows(model, 1, input_ids=WORDS)
+
+
+ALIBI = {
+    "Bloom": {**ENDS, "hidden_size": 64, "n_head": 4, "n_layer": 1},
+    "Mpt": {**ENDS, "d_model": 64, "n_heads": 4, "n_layers": 1, "max_seq_len": 16},
+}
+
+
+@pytest.mark.parametrize("name", ALIBI)
+def test_heads_that_differ_by_constants_stay_and_their_features_narrow(name: str) -> None:
+    model = built(f"{name}ForCausalLM", f"{name}Config", **ALIBI[name])
+    before = {type(m).__name__: vars(m).get("head_dim") for m in model.modules()}
+    assert_narrows(model, 1, input_ids=WORDS, use_cache=False)
+    plan = aw.plan_of(model)
+    assert plan.held_back() == []
+    small = aw.extract(model, 0.5)
+    sizes = {type(m).__name__: vars(m).get("head_dim") for m in small.modules()}
+    attention = f"{name}Attention"
+    assert (before[attention], sizes[attention]) == (16, 8)

@@ -89,7 +89,7 @@ def test_products_with_parameters_count_as_layers(kind: str) -> None:
 
 
 class Slopes(nn.Module):
-    """Attention whose heads differ by constants: they stay, while the rest narrows."""
+    """Attention whose heads and their features meet constants; the rest narrows."""
 
     def __init__(self, heads: int = 8) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Slopes(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
         q, k, v = (y.unflatten(-1, (self.heads, -1)) for y in self.joined(x).chunk(3, -1))
-        scores = torch.einsum("bihd,bjhd->bhij", q, k)
+        scores = torch.einsum("bihd,bjhd->bhij", q + torch.arange(4), k)
         scores = scores + torch.arange(1, 9).view(-1, 1, 1) / 8
         mixed = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v)
         return self.head(x + self.out(mixed.flatten(2))).mean(1)

@@ -17,6 +17,8 @@ from anywidth.planning.trace.trace_findings import Findings, Follower, Maker, Mi
 from anywidth.planning.trace.value import Traced, shape_of
 
 Guessed = TypeVar("Guessed")
+# The beginning of a reason to stay whole.
+MEETS_CONSTANT = "meets an axis of constant size"
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ class Cursor:
     def misreading(self) -> Misreading | None:
         """What a rehearsal showed, if the result was guessed wrong before."""
         return None if self.node is None else self.found.known.misread.get(self.node)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the dimension that was to narrow here cannot."""
+        return self.node in self.found.known.stuck
 
     # ---- the result -------------------------------------------------------------------------
 
@@ -145,7 +152,7 @@ class Cursor:
     # ---- what shrinks with what -------------------------------------------------------------
 
     def unify(self, first: TracedAxis, second: TracedAxis) -> TracedAxis:
-        constant = f"meets an axis of constant size in {self.place}"
+        constant = f"{MEETS_CONSTANT} in {self.place}"
         return self.solver.unify(first, second, constant, self._uneven)
 
     def fix(self, values: Any, reason: str) -> None:

@@ -19,6 +19,7 @@ from anywidth.planning.groups import Plan
 from anywidth.planning.part_calls import check_parts, record_calls
 from anywidth.planning.parts import CostTerm
 from anywidth.planning.trace.build import STAYING, Guesses, build_plan
+from anywidth.planning.trace.cursor import MEETS_CONSTANT
 from anywidth.planning.trace.export_errors import export_failure, known_cure
 from anywidth.planning.trace.exported_graphs import Exports, export_in_mode, held_tensors
 from anywidth.planning.trace.failed_lines import blamed_guesses
@@ -212,25 +213,44 @@ def misread_groups(
 
 
 def _trace(exports: Exports) -> tuple[Plan, Guesses]:
-    """Run the rules, and repeat them as long as a rehearsal shows something new."""
+    """The plan; if it keeps heads because they meet constants, perhaps their features narrow."""
     sources = SizeSources(exports.model, exports.inputs, exports.traced)
     known = Known(exports.model, exports.examples, sources=sources.of)
+    found, guesses, findings = _settled(exports, known, sources.attentions)
+    stuck = frozenset(
+        node
+        for node, axis in findings.cuts.items()
+        for variable in findings.solver.variables([axis])
+        if (findings.solver.fixed(variable) or "").startswith(MEETS_CONSTANT)
+    )
+    if stuck and found.rehearsed:
+        other, others, _ = _settled(exports, replace(known, stuck=stuck), sources.attentions)
+        costs = [plan.macs(rehearsal_config(plan)) for plan in (other, found)]
+        if other.rehearsed and costs[0] < costs[1]:
+            return other, others
+    return found, guesses
+
+
+def _settled(
+    exports: Exports, known: Known, attentions: Sequence[AttentionCall]
+) -> tuple[Plan, Guesses, Findings]:
+    """Run the rules, and repeat them as long as a rehearsal shows something new."""
     rounds = 0
     while True:
-        findings = _run_all_rules(known, exports, sources.attentions)
+        findings = _run_all_rules(known, exports, attentions)
         if lengths := positions(findings):
             known = replace(known, positions=known.positions | lengths)
             continue
         found, guesses = build_plan(findings)
         rounds += 1
         if rounds > MOST_ROUNDS:
-            return found, guesses
+            return found, guesses, findings
         try:
             wrong = _rehearse(exports, found, guesses, rehearsal_config(found))
         except RehearsalFailed as failure:
             failed = _blamed(failure, known, findings)
             if failed is None:
-                return found, guesses  # verification will find out why
+                return found, guesses, findings  # verification will find out why
             known = failed
             continue
         if wrong:
@@ -244,7 +264,7 @@ def _trace(exports: Exports) -> tuple[Plan, Guesses]:
                 _drop_followed(exports, found, findings)
                 found, guesses = build_plan(findings)
             found.rehearsed = True
-            return found, guesses
+            return found, guesses, findings
 
 
 def _drop_followed(exports: Exports, found: Plan, findings: Findings) -> None:

@@ -34,6 +34,7 @@ class Known:
         failed: operations at which a narrow network may have failed, and how often.
         positions: (parameter, index of an axis) of axes of tokens or positions, not of channels.
         sources: for an operation, which attributes the sizes that it is given come from.
+        stuck: reshapes in which another dimension should narrow, as that of the guess cannot.
     """
 
     model: nn.Module
@@ -42,6 +43,7 @@ class Known:
     failed: Mapping[Node, int] = field(default_factory=dict)
     positions: frozenset[tuple[str, int]] = frozenset()
     sources: Callable[[Node], Sequence[SizeSource | None]] | None = None
+    stuck: frozenset[Node] = frozenset()
 
 
 class Maker(NamedTuple):
@@ -118,6 +120,7 @@ class Findings:
         sized: operations whose sizes may come from an attribute that was not tried.
         fresh: variables of new tensors' axes, until they meet channels.
         guesses: operations whose sizes Python computed, with the results that rules guess.
+        cuts: reshapes that cut an axis, with the part that narrows by a guess.
     """
 
     known: Known
@@ -144,6 +147,7 @@ class Findings:
     sized: set[Node] = field(default_factory=set)
     fresh: set[int] = field(default_factory=set)
     guesses: dict[Node, Any] = field(default_factory=dict)
+    cuts: dict[Node, Pieces] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.buffers = {name for name, _ in self.known.model.named_buffers()}

@@ -195,7 +195,14 @@ def _split(
         likely = rest
     elif sources[likely] is not None:
         likely = next(i for i in whole if sources[i] is not None)
-    place, names = _guess(cursor, sizes, likely) if known is None else (known, ())
+    names: Names = ()
+    place = known
+    if place is None and cursor.is_stuck:
+        first = _guess(cursor, sizes, likely)[0]
+        others = (i for i in range(len(sizes)) if i != first)
+        place = max(others, key=lambda i: (i in of_heads, sizes[i], i))
+    elif place is None:
+        place, names = _guess(cursor, sizes, likely)
     before, after = math.prod(sizes[:place]), math.prod(sizes[place + 1 :])
     try:
         parts = solver.cut(axis, [sizes[place] * after] * before)
@@ -203,6 +210,8 @@ def _split(
         cursor.fix_uneven(axis)
         return place, None
     found = solver.new(sizes[place])
+    if known is None and cursor.node is not None:
+        cursor.found.cuts[cursor.node] = found
     for part in parts:
         cursor.unify(part, scaled(found, after))
     for name, times in names:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from anywidth.planning.held_numbers import is_number_of_heads
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.nodes import number_of, op_name
 from anywidth.planning.trace.rules.products import spelled_out
@@ -121,6 +122,7 @@ def _attributes(
     """Attributes of the module, and of the modules around it, that the number may come from.
 
     The number of channels itself first: (path, name, None, None); else the value and its power.
+    A number of heads, which scales nothing, is the last.
     """
     size = cursor.solver.size(constant.axis)
     steps = cursor.layer.split(".") if cursor.layer else []
@@ -130,13 +132,15 @@ def _attributes(
         for name, value in vars(cursor.found.known.model.get_submodule(path)).items()
         if type(value) in (int, float) and not name.startswith("_")
     ]
-    yield from ((path, name, None, None) for path, name, v in kept if type(v) is int and v == size)
+    counts = [(path, name) for path, name, v in kept if type(v) is int and v == size]
+    yield from ((path, name, None, None) for path, name in counts if not is_number_of_heads(name))
     for path, name, value in kept:
         if type(value) is float and value > 0:
             if math.isclose(value, constant.number, rel_tol=1e-6):
                 yield path, name, value, constant.power
             elif math.isclose(value * constant.number, 1, rel_tol=1e-6):
                 yield path, name, value, -constant.power
+    yield from ((path, name, None, None) for path, name in counts if is_number_of_heads(name))
 
 
 def _held_number(

@@ -127,6 +127,8 @@ def _failure_with(
     state.forget()
     try:
         config = _narrowed(plan, group, failure.config)
+        if config == plan.full:
+            return Failure(config, "with these ties nothing narrows")
         failing = trial.training_failure if failure.is_training else trial.failure
         return failing(config)
     finally:
