@@ -18,12 +18,18 @@ from anywidth.app.plain_text import in_one_line, visible, write_anything
 # Set by the shell while it asks what a half-typed command may go on with.
 _COMPLETION = "_ANYWIDTH_COMPLETE"
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Storage size calc")
+# How often a thread of OpenMP looks for others before it sleeps: libgomp reads one of these when
+# PyTorch is imported. With its default, threads that share a processor with another program keep
+# each other waiting, and a step takes thirty times as long.
+_WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+_SPINS = "1000"
 EXPECTED = {"integer": "a whole number", "float": "a number", "number": "a number"}
 
 
 def main() -> None:
     """Run the command line; a user's mistake gives one clear line, not a traceback."""
     write_anything()
+    sleep_soon()
     # Python would spend a second on cycles of garbage before the process ends.
     atexit.register(gc.freeze)
     # Pillow warns of large images long before it refuses them.
@@ -54,6 +60,12 @@ def main() -> None:
         where = f": {error.filename}" if error.filename else ""
         _end(f"anywidth: {error.strerror or error}{where}", 1)
     raise SystemExit(code)
+
+
+def sleep_soon() -> None:
+    """Let PyTorch's threads sleep instead of waiting busily, unless the user has chosen."""
+    if not any(name in os.environ for name in _WAITING):
+        os.environ[_WAITING[0]] = _SPINS
 
 
 def _run(arguments: list[str]) -> int:
