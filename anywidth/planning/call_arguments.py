@@ -47,7 +47,13 @@ def positional_arguments(
         raise _not_taken(model, signature, named, error) from error
     parameters = list(signature.parameters.values())
     for one in parameters:
-        if one.kind in (one.KEYWORD_ONLY, one.VAR_KEYWORD) and one.name in bound:
+        if one.kind is one.VAR_KEYWORD and one.name in bound:
+            raise AnywidthError(
+                f"forward() of {type(model).__name__} takes {', '.join(bound[one.name])} only in "
+                f"**{one.name}, and an example is kept by position: leave it out, or plan a module "
+                "whose forward calls this one with it"
+            )
+        if one.kind is one.KEYWORD_ONLY and one.name in bound:
             raise AnywidthError(
                 f"forward() of {type(model).__name__} takes {one.name!r} by name only, and an "
                 "example is kept by position: write it without the star, forward(self, "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -136,3 +138,12 @@ def test_a_network_that_watches_itself_runs_after_its_plan() -> None:
     plan = aw.plan(model, images)
     assert plan.elastic_share() > 0.9
     assert model(images).logits.shape[:2] == (2, 3)
+
+
+def test_an_argument_among_others_by_name_is_named() -> None:
+    class Others(nn.Module):
+        def forward(self, x: Tensor, **others: Any) -> Tensor:
+            return x
+
+    with pytest.raises(aw.AnywidthError, match=r"takes use_cache only in \*\*others.*leave it out"):
+        aw.plan(Others(), x=torch.randn(2, 3), use_cache=False)

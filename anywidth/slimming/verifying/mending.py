@@ -155,11 +155,11 @@ def _notes(
 
 def _narrowed(plan: Plan, group: str, config: ChannelConfig) -> ChannelConfig:
     """A valid configuration in which this group, and all groups tied to it, are narrowed."""
-    root = plan.root(group)
-    size = plan.groups[root].round(
-        config[group] * plan.groups[root].channels / plan.groups[group].channels,
-        plan.widths.divisor,
-    )
+    root, divisor = plan.root(group), plan.widths.divisor
+    whole = plan.groups[root].channels
+    size = plan.groups[root].round(config[group] * whole / plan.groups[group].channels, divisor)
+    if size == whole:  # rounded up: it would show nothing
+        size = plan.groups[root].round(whole * plan.widths.low, divisor)
     return only(plan, plan.full.replace({root: size}), [root])
 
 
