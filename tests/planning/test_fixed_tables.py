@@ -8,6 +8,7 @@ import pytest
 import torch
 from agreement import assert_agrees, convert
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import anywidth as aw
 
@@ -184,3 +185,39 @@ def test_a_place_for_padding_hides_no_parts() -> None:
 def test_a_table_of_zeros_has_no_parts_to_tell() -> None:
     plan = aw.plan(Placed(torch.zeros(SIDE * SIDE, WIDTH)), x)
     assert "table" in str(plan.group_of("stem").fixed)
+
+
+class Filtered(nn.Module):
+    """A filter, or four of them, repeated for each channel by the code."""
+
+    def __init__(self, filters: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3)
+        self.body, self.head = nn.Conv2d(16 * filters, 32, 3), nn.Conv2d(32, 4, 1)
+        self.register_buffer("filters", torch.rand(filters, 1, 2, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        weight = self.filters.repeat(x.shape[1], 1, 1, 1)
+        return self.head(self.body(F.conv2d(x, weight, stride=2, groups=x.shape[1])))
+
+
+@pytest.mark.parametrize("filters", [1, 4])
+def test_filters_that_are_repeated_for_each_channel_hold_none_back(filters: int) -> None:
+    x = torch.rand(2, 3, 16, 16)
+    model = convert(Filtered(filters), x)
+    assert aw.plan_of(model).elastic_layers() == (3, 4)
+    small = aw.extract(model, 0.5)
+    assert small.body.weight.shape[:2] == (16, 8 * filters)
+    assert torch.equal(small.filters, model.filters)
+    assert_agrees(model, x)
+
+
+def test_filters_that_are_repeated_a_constant_number_of_times_keep_the_channels() -> None:
+    class Constant(Filtered):
+        def forward(self, x: Tensor) -> Tensor:
+            weight = self.filters.repeat(16, 1, 1, 1)
+            return self.head(self.body(F.conv2d(self.stem(x), weight, stride=2, groups=16)))
+
+    plan = aw.plan(Constant(1), torch.rand(2, 3, 16, 16))
+    assert plan.group_of("stem").fixed is not None

@@ -299,3 +299,23 @@ def test_a_number_of_heads_is_followed_if_the_cut_needs_no_guess() -> None:
     assert aw.plan_of(model).elastic_layers() == (3, 4)
     assert aw.extract(model, 0.5).many == 4
     assert_agrees(model, x)
+
+
+class Scaled(nn.Module):
+    """A scale of each channel, whose shape is kept as a tuple, as MetaFormer's."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.shape, self.scale = (width, 1, 1), nn.Parameter(torch.ones(width))
+        self.layer = nn.Conv2d(width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + x * self.scale.view(self.shape)
+
+
+def test_a_parameter_takes_its_shape_from_a_tuple() -> None:
+    x = torch.randn(2, 3, 4, 4)
+    model = convert(nn.Sequential(nn.Conv2d(3, 16, 1), Scaled(16), nn.Conv2d(16, 2, 1)), x)
+    assert aw.plan_of(model).elastic_layers() == (2, 3)
+    assert aw.extract(model, 0.5)[1].shape == (8, 1, 1)
+    assert_agrees(model, x)

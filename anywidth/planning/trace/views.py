@@ -34,6 +34,8 @@ def reshape(cursor: Cursor, value: Traced, shape: Sequence[int], rest: int | Non
         cursor.fix(value, _hidden(cursor))
     inside = shape[1:] if shape[:1] == value.shape[:1] else shape
     is_sized = sum(n > 1 for n in inside) > 1 or rest == 0
+    if not cursor.is_batched:  # a parameter, whose first dimension is no batch
+        is_sized |= any(n > 1 for i, n in enumerate(shape) if i != rest)
     if cursor.op not in SIZED_BY_TORCH and is_sized:
         cursor.guess()
     axes: list[TracedAxis] = []
@@ -147,22 +149,24 @@ def _follow_attribute(cursor: Cursor, axis: Pieces, dim: int, size: int) -> None
 
     The size did not change in a rehearsal, so the module must keep it as a number.
     """
-    names: list[str | None] = [None, *sorted(cursor.sized_by(size), key=is_feature_count)]
-    misreading = cursor.misreading
-    source = cursor.source(dim)
+    source, misreading = cursor.source(dim), cursor.misreading
     # Of a parameter, this may be something else that has the attribute's size.
     if source is not None and cursor.is_batched and misreading is None and not cursor.failures:
         return cursor.follow(source, axis)
+    names = sorted(cursor.sized_by(size), key=is_feature_count)
+    guesses = [source] if source is not None and not cursor.is_batched else []
+    guesses += [SizeSource(cursor.layer, name) for name in names]
+    tried: list[SizeSource | None] = [None, *dict.fromkeys(guesses)]
     if misreading is None:
-        name = cursor.next_guess(names)
+        guess = cursor.next_guess(tried)
     elif misreading.dim == dim:
-        name = None
-    elif misreading.times < len(names):
-        name = names[misreading.times]
+        guess = None
+    elif misreading.times < len(tried):
+        guess = tried[misreading.times]
     else:
         return cursor.solver.fix(axis, _hidden(cursor))
-    if name is not None:
-        cursor.bind(cursor.layer, name, axis, is_tried=True)
+    if guess is not None:
+        cursor.follow(guess, axis)
     return None
 
 

@@ -22,18 +22,30 @@ def repeat(cursor: Cursor, a: Arguments) -> Traced:
     old, axes = (1,) * missing + a.self.shape, [None] * missing + [*a.self.axes]
     return cursor.output(
         [
-            axis if size == new else _repeated(cursor, axis, new // size)
+            axis if size == new else _repeated(cursor, a.self, axis, size, new // size)
             for size, new, axis in zip(old, cursor.shape, axes, strict=True)
         ]
     )
 
 
-def _repeated(cursor: Cursor, axis: TracedAxis, times: int) -> TracedAxis:
+def _repeated(cursor: Cursor, value: Traced, axis: TracedAxis, size: int, times: int) -> TracedAxis:
+    if _is_per_channel(cursor, value, axis, times):
+        cursor.guess()
+        return scaled(cursor.found.fresh_axis(times), size)
     pieces = cursor.solver.pieces(_followed(cursor, axis))
     if len(pieces) * times > MOST_PIECES:
         cursor.solver.fix(axis, f"repeated {times} times by {cursor.place}")
         return None
     return pieces * times or None
+
+
+def _is_per_channel(cursor: Cursor, value: Traced, axis: TracedAxis, times: int) -> bool:
+    """Whether a constant may be repeated for each channel, as a filter is; a rehearsal tells."""
+    found = cursor.found
+    held = (v for name, v in found.tensors.items() if name not in found.buffers)
+    is_constant = not cursor.is_batched and (axis is None or found.is_constant(value))
+    is_open = cursor.misreading is None and not cursor.failures
+    return is_constant and is_open and any(times in one.shape for one in held)
 
 
 def _followed(cursor: Cursor, axis: TracedAxis) -> TracedAxis:
