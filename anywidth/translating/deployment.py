@@ -69,27 +69,37 @@ class Deployment:
         with torch.no_grad(), quiet():
             return torch.export.export(wrapped, self.examples, dynamic_shapes=axes, strict=False)
 
-    def to_onnx(self, network: nn.Module) -> Any:
-        """A plain network as an `onnx.ModelProto` with its weights."""
+    def to_onnx(self, network: nn.Module, *, weights_as_they_are: bool = False) -> Any:
+        """A plain network as an `onnx.ModelProto` with its weights.
+
+        With `weights_as_they_are`, what is computed from weights alone is not computed in advance:
+        the gates of recurrent layers, for example, are in another order in ONNX.
+        """
         program = self.program(network)
         _copy_where_a_view_needs_it(program)
         try:
             with quiet(), sdpa_kernel(SDPBackend.MATH):
                 converted = torch.onnx.export(
-                    program,
-                    input_names=list(self.input_names),
-                    output_names=list(self.output_names),
-                    verbose=False,
+                    program, optimize=not weights_as_they_are, verbose=False
                 )
+                assert converted is not None
+                if weights_as_they_are:
+                    _optimize(converted.model, set(program.state_dict))
         except torch.onnx.OnnxExporterError as error:
             raise AnywidthError(
                 f"{type(network).__name__} cannot be converted to ONNX: {_reason(error)}. Write "
                 "this part of the network otherwise, or export single widths as PyTorch programs: "
                 "torch.export.export(anywidth.extract(model, width), example)"
             ) from error
-        assert converted is not None
+        self._name(converted.model.graph)
         converted.model.metadata_props.update(self.texts())
         return converted.model_proto
+
+    def _name(self, graph: Any) -> None:
+        for value, name in zip(graph.inputs, self.input_names, strict=True):
+            value.name = name
+        for value, name in zip(graph.outputs, self.output_names, strict=True):
+            value.name = name
 
     def check(self, network: nn.Module, run: Runner, name: str) -> float:
         """Return the error of a written file; raise if it is more than rounding.
@@ -124,6 +134,22 @@ class Deployment:
                 places = torch.randint(example.numel(), shape, generator=generator)
                 found.append(example.flatten()[places])
         return found
+
+
+def _optimize(model: Any, weights: set[str]) -> None:
+    """Optimize a converted network as `torch.onnx.export` does, but compute nothing from weights.
+
+    A transposed weight is an exception, because it is as large as the weight and replaces it.
+    """
+    from onnxscript.optimizer import optimize_ir
+
+    def folds(node: Any) -> bool | None:
+        read = [value for value in node.inputs if value is not None and value.name in weights]
+        if not any(value.dtype.is_floating_point() for value in read):
+            return None
+        return node.op_type == "Transpose" and len(read[0].uses()) == 1
+
+    optimize_ir(model, should_fold=folds)
 
 
 def _copy_where_a_view_needs_it(program: ExportedProgram) -> None:

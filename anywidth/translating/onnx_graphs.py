@@ -38,7 +38,9 @@ def onnx_graphs(
     plan = state_of(model).plan
     narrow, wide = min(configs, key=plan.macs), max(configs, key=plan.macs)
     translated = {
-        config: deployment.to_onnx(extract_quietly(model, config, fold=True))
+        config: deployment.to_onnx(
+            extract_quietly(model, config, fold=True), weights_as_they_are=True
+        )
         for config in {narrow, wide}
     }
     for config in configs:
@@ -55,7 +57,7 @@ def onnx_graphs(
                     yield proto
                     break
         else:
-            yield deployment.to_onnx(network)
+            yield deployment.to_onnx(network, weights_as_they_are=True)
 
 
 def _unambiguous(sizes: Sizes) -> Iterator[Sizes]:

@@ -59,11 +59,27 @@ class Bundle:
     checksum: str
     contents: Contents
     variants: tuple[Variant, ...]
+    opened: os.stat_result
 
     def weights(self, variant: int) -> dict[str, np.ndarray]:
         """The weights of one graph, cut from those of the full width."""
+        self._check_unchanged()
         pieces = self.variants[variant].pieces
         return {name: piece.cut() for name, piece in pieces.items()}
+
+    def _check_unchanged(self) -> None:
+        """Refuse a file that was written into: its mapped weights are those of another file.
+
+        A file that was replaced as a whole, or removed, stays mapped as it was.
+        """
+        try:
+            now = os.stat(self.path)
+        except OSError:
+            return
+        is_same_file = os.path.samestat(now, self.opened)
+        before = (self.opened.st_size, self.opened.st_mtime_ns)
+        if is_same_file and (now.st_size, now.st_mtime_ns) != before:
+            raise BundleError(f"{self.path}: was written into after it was opened: open it again")
 
 
 def read_bundle(path: str | os.PathLike[str], verified: bool = True) -> Bundle:
@@ -84,9 +100,9 @@ def _read(path: Path, verified: bool) -> Bundle:
     if path.exists() and not path.is_file():  # opening a pipe waits until somebody writes to it
         raise BundleError("a folder, a pipe or a device, not a file")
     with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size <= _LENGTH_BYTES:
-            raise BundleError(f"{size} bytes that are not a bundle")
+        opened = os.fstat(file.fileno())
+        if opened.st_size <= _LENGTH_BYTES:
+            raise BundleError(f"{opened.st_size} bytes that are not a bundle")
         data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     header, start = _read_header(data)
     _check_layout(path)
@@ -105,7 +121,7 @@ def _read(path: Path, verified: bool) -> Bundle:
         raise BundleError("its list of widths does not match its graphs")
     variants = [_variant(index, tensors, weights) for index in range(count)]
     _check_order(contents, variants)
-    return Bundle(path, seal, contents, tuple(variants))
+    return Bundle(path, seal, contents, tuple(variants), opened)
 
 
 def encode_bundle(tensors: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> bytes:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from anywidth_runtime import latency
 from anywidth_runtime.bundle_file import Bundle, read_bundle
@@ -124,7 +125,9 @@ class Network:
         try:
             found = session.run(None, feeds)
         except Exception as error:  # onnxruntime's own have no common class
-            reason = str(error).splitlines()[0][:200]
+            reason = str(error).rpartition("Status Message: ")[2].splitlines()[0][:200]
+            if isinstance(error, InvalidArgument):  # such as an index outside a table
+                raise RequestError(f"width {width} refuses these values ({reason})") from error
             raise BundleError(f"{self.path}: width {width} cannot run ({reason})") from error
         if len(found) == 1:
             return found[0]
@@ -184,17 +187,20 @@ class Network:
 
     def resolve(self, width: Width) -> Width:
         """The width as it is in the file; refuses a width that is not."""
-        if width in self._variants:
+        if isinstance(width, np.generic | np.ndarray) and width.ndim == 0:
+            width = width.item()
+        is_name_or_number = isinstance(width, str | int | float) and not isinstance(width, bool)
+        if is_name_or_number and width in self._variants:
             return width
         numbers = [one for one in self.widths if isinstance(one, float)]
-        if isinstance(width, int | float) and numbers and not isinstance(width, bool):
+        if is_name_or_number and not isinstance(width, str) and numbers:
             near = sorted(numbers, key=lambda one: abs(one - width))
             if abs(near[0] - width) < _SAME_WIDTH:
                 return near[0]
             known = " and ".join(f"{one:g}" for one in sorted(near[:2]))
             raise RequestError(f"width {width} is not in {self.path.name}; the nearest are {known}")
         raise RequestError(
-            f"width {width!r} is not in {self.path.name}; it has {list(self.widths)[:8]}"
+            f"width {repr(width)[:60]} is not in {self.path.name}; it has {list(self.widths)[:8]}"
         )
 
     def check(self, *arrays: Any) -> dict[str, np.ndarray]:
@@ -227,7 +233,23 @@ class Network:
                 raise RequestError(f"{len(arrays)} arrays; expected {len(names)}: {names}")
         if set(given) != set(names):
             raise RequestError(f"arrays for {sorted(map(str, given))}; expected {names}")
-        return {one.name: _checked(given[one.name], one) for one in self.inputs}
+        feeds = {one.name: _checked(given[one.name], one) for one in self.inputs}
+        self._check_shared_axes(feeds)
+        return feeds
+
+    def _check_shared_axes(self, feeds: Mapping[str, np.ndarray]) -> None:
+        """Refuse sizes that differ along an axis of one name: one of size 1 would be repeated."""
+        known: dict[str, tuple[str, int]] = {}
+        for one in self.inputs:
+            for size, axis in zip(feeds[one.name].shape, one.shape, strict=True):
+                if isinstance(axis, int):
+                    continue
+                first, wanted = known.setdefault(axis, (one.name, size))
+                if size != wanted:
+                    raise RequestError(
+                        f"{one.name!r} has {size} along {axis!r} and {first!r} has {wanted}; "
+                        "expected as many"
+                    )
 
     def _examples(self, shapes: Sequence[tuple[int, ...]] | None) -> dict[str, np.ndarray]:
         chosen = [one.example for one in self.inputs] if shapes is None else list(shapes)

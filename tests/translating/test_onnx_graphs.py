@@ -80,9 +80,9 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
     found: list[nn.Module] = []
     to_onnx = Deployment.to_onnx
 
-    def counted(self: Deployment, network: nn.Module) -> Any:
+    def counted(self: Deployment, network: nn.Module, **options: Any) -> Any:
         found.append(network)
-        return to_onnx(self, network)
+        return to_onnx(self, network, **options)
 
     monkeypatch.setattr(Deployment, "to_onnx", counted)
     return found
@@ -111,7 +111,8 @@ def test_widths_between_two_need_no_conversion(monkeypatch: pytest.MonkeyPatch) 
     found = list(onnx_graphs(model, configs, deployment))
     assert len(converted) == 2
     for config, proto in zip(configs, found, strict=True):
-        true = deployment.to_onnx(aw.extract(model, config, fold=True))
+        network = aw.extract(model, config, fold=True)
+        true = deployment.to_onnx(network, weights_as_they_are=True)
         assert as_numbers(proto) == as_numbers(true)
         assert proto.graph.output == true.graph.output
 
@@ -122,7 +123,8 @@ def test_what_is_more_than_a_size_is_converted(monkeypatch: pytest.MonkeyPatch) 
     found = list(onnx_graphs(model, configs, deployment))
     assert len(converted) == len(configs)
     for config, proto in zip(configs, found, strict=True):
-        true = deployment.to_onnx(aw.extract(model, config, fold=True))
+        network = aw.extract(model, config, fold=True)
+        true = deployment.to_onnx(network, weights_as_they_are=True)
         assert as_numbers(proto) == as_numbers(true)
 
 
