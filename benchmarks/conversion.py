@@ -54,7 +54,7 @@ torchvision, which cannot be exported as a whole, are planned by their parts (`p
 
 {families}
 
-Heads that differ by constants stay, and the features of each narrow instead: with ALiBi (Bloom, MPT)
+Heads that differ by constants stay, and the features of each narrow: with ALiBi (Bloom, MPT)
 the slopes depend on the number of heads. CodeGen cuts its heads into four parts, which narrow by
 whole heads. In GPTBigCode all heads stay if each has as many channels as there are heads. In Falcon
 and GPTBigCode the keys and values that all heads share stay. Mamba-2 with groups keeps its states.
