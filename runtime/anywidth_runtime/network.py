@@ -266,6 +266,8 @@ class Network:
 
 
 def _checked(value: Any, wanted: TensorInfo) -> np.ndarray:
+    if isinstance(value, np.ma.MaskedArray):
+        raise RequestError(f"{wanted.name!r} is masked; fill it: value.filled(...)")
     array = np.asarray(value)
     if array.dtype != np.dtype(wanted.dtype):
         raise RequestError(f"{wanted.name!r} has type {array.dtype}; expected {wanted.dtype}")

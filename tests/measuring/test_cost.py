@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -230,14 +230,18 @@ def test_latency_of_words_of_another_length() -> None:
     assert lengths == [(3, 7), (3, 5)]
 
 
+class Factor(NamedTuple):
+    by: Tensor
+
+
 class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 4, 1)
 
     def forward(self, x: Tensor, factor: Any) -> Tensor:
-        if isinstance(factor, dict):
-            factor = factor["by"]
+        if isinstance(factor, Factor):
+            factor = factor.by
         return self.second(self.first(x) * (factor[0] if isinstance(factor, list) else factor))
 
 
@@ -249,12 +253,13 @@ def test_arguments_that_are_no_tensors_are_remembered_or_asked_for() -> None:
     plan = aw.plan(Scaled(), (x, [torch.ones(2, 1, 1, 1)]))
     plan = aw.Plan.from_json(json.loads(json.dumps(plan.to_json())))
     assert aw.latency(aw.slimmable(Scaled(), plan), 0.5, repeats=1, batch_size=3).median > 0
-    plan = aw.plan(Scaled(), (x, {"by": torch.ones(1)}))
+    by = Factor(torch.ones(1))
+    plan = aw.plan(Scaled(), (x, by))
     aw.slimmable(Scaled(), plan)  # verified with the plan's own example, which a file does not keep
     plan = aw.Plan.from_json(json.loads(json.dumps(plan.to_json())))
     with pytest.raises(aw.AnywidthError, match="argument 2"):
         aw.slimmable(Scaled(), plan)
-    aw.slimmable(Scaled(), plan, example_input=(x, {"by": torch.ones(1)}))
+    aw.slimmable(Scaled(), plan, example_input=(x, by))
 
 
 @pytest.mark.parametrize(

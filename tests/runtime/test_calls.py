@@ -43,6 +43,11 @@ def test_an_array_of_another_type_is_refused(tmp_path: Path, dtype: Any) -> None
         anywidth_runtime.open(Handmade().write(tmp_path)).run(X.astype(dtype), width=0.5)
 
 
+def test_a_masked_array_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="masked"):
+        anywidth_runtime.open(Handmade().write(tmp_path)).run(np.ma.masked_less(X, 0), width=0.5)
+
+
 @pytest.mark.parametrize(
     "array",
     [np.asfortranarray(X), np.repeat(X, 2, 0)[::2], X[::-1][::-1], np.repeat(X, 2, 1)[:, ::2]],

@@ -66,7 +66,7 @@ def trained(model: Detector) -> Detector:
 def test_a_step_equals_a_loop_over_the_widths_of_the_part(model: Detector) -> None:
     other = copy.deepcopy(model).train()
     images, labels = batch()
-    aw.SandwichStep(model, None, F.cross_entropy).backward(images, labels)
+    aw.SandwichStep(model, None, F.cross_entropy, weights="paper").backward(images, labels)
     teacher = None
     for config in aw.sample_widths(other.backbone, 0):
         with aw.at_width(other.backbone, config):
