@@ -169,6 +169,9 @@ DEBERTA = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position
 GPT2 = {**ENDS, "n_embd": 64, "n_layer": 2, "n_head": 8, "n_positions": 16}
 T5 = {**ENDS, "d_model": 64, "d_kv": 8, "d_ff": 128, "num_layers": 2, "num_heads": 8}
 BLOOM = {**ENDS, "hidden_size": 64, "n_layer": 2, "n_head": 8}
+MPT = {**ENDS, "d_model": 64, "n_layers": 2, "n_heads": 8, "max_seq_len": 16}
+RWKV = {**ENDS, "hidden_size": 64, "num_hidden_layers": 2, "context_length": 16}
+XLNET = {**ENDS, "d_model": 64, "n_layer": 2, "n_head": 8, "d_inner": 128}
 HEADS = {"num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 4}
 SOUND = torch.randn(2, 800)
 SPEECH = {
@@ -229,6 +232,9 @@ FAMILIES: dict[str, dict[str, Callable[[], Built]]] = {
         "Falcon, groups of heads": decoder("Falcon", new_decoder_architecture=True, num_kv_heads=2),
         "GPTBigCode": decoder("GPTBigCode", multi_query=True),
         "Bloom": of_transformers("BloomForCausalLM", "BloomConfig", WORDS, **BLOOM),
+        "MPT": of_transformers("MptForCausalLM", "MptConfig", WORDS, **MPT),
+        "RWKV": of_transformers("RwkvForCausalLM", "RwkvConfig", WORDS, **RWKV),
+        "XLNet": of_transformers("XLNetLMHeadModel", "XLNetConfig", WORDS, **XLNET),
         "OLMo 2": decoder("Olmo2"),
         "OPT": decoder("OPT", ffn_dim=128, word_embed_proj_dim=64),
         "Mixtral": decoder("Mixtral", num_local_experts=4),
