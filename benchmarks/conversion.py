@@ -9,6 +9,7 @@ python3 -m benchmarks.conversion --families BERT  # print the row of one network
 from __future__ import annotations
 
 import argparse
+import re
 import time
 import warnings
 from collections import Counter
@@ -149,8 +150,18 @@ def measure(name: str) -> Row:
 
 
 def notes(rows: list[Row]) -> str:
-    """The notes of the plans: sizes found by running the network, and cuts that move."""
-    lines = [f"- **{row.name}**: {_short(note)}" for row in rows for note in row.plan.notes]
+    """The notes of the plans: sizes found by running the network, and cuts that move.
+
+    Of blocks that are built alike, the first one is shown.
+    """
+    lines = []
+    for row in rows:
+        alike: dict[str, list[str]] = {}
+        for note in row.plan.notes:
+            alike.setdefault(re.sub(r"\d+", "N", note), []).append(_short(note))
+        for first, *others in alike.values():
+            also = f" (and {len(others)} more like it)" if others else ""
+            lines.append(f"- **{row.name}**: {first}{also}")
     if not lines:
         return ""
     head = (
