@@ -206,10 +206,11 @@ def _check_elastic(name: str, plan: Plan, allow_fixed: bool) -> None:
         )
     if plan.costs:
         left = plan.macs(plan.narrowest) / plan.macs(plan.full)
-        why = "; ".join(str(one) for one in held[:3]) or why
+        if held:
+            why = "what stays whole costs " + "; ".join(str(one) for one in held[:3])
         warnings.warn(
-            f"only {share:.0%} of the multiply-adds of {name} shrink with the width, "
-            f"and {left:.0%} are left at {low:g}. What stays whole costs {why}. "
+            f"{left:.0%} of the multiply-adds of {name} are left at width {low:g}; {share:.0%} "
+            f"shrink with the width ({why}). "
             "print(anywidth.plan_of(model)) lists all layers",
             stacklevel=3,
         )

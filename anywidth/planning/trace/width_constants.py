@@ -176,17 +176,18 @@ def _is_of_features(cursor: Cursor, node: Node, number: float, values: dict[Node
 
 def _features(product: Node, values: dict[Node, Any]) -> list[tuple[int, TracedAxis]]:
     """The axes that a product of two tensors sums over, with their sizes."""
-    given = product.args[1] if op_name(product.target) == "einsum" else product.args[:2]
-    factors = [values.get(n) for n in given]  # type: ignore[arg-type, union-attr]
-    if len(factors) != 2 or not all(isinstance(f, Traced) for f in factors):
+    is_einsum = op_name(product.target) == "einsum"
+    given: Any = product.args[1] if is_einsum else product.args[:2]
+    factors = [found for node in given if isinstance(found := values.get(node), Traced)]
+    if not len(factors) == len(given) == 2:
         return []
     first, second = factors
-    if op_name(product.target) != "einsum":
-        return [(first.shape[-1], first.axes[-1])]  # type: ignore[union-attr]
-    ranks = [len(first.shape), len(second.shape)]  # type: ignore[union-attr]
+    if not is_einsum:
+        return [(first.shape[-1], first.axes[-1])]
+    ranks = [len(first.shape), len(second.shape)]
     (one, other), kept = spelled_out(str(product.args[0]), ranks)
     places = [place for place, letter in enumerate(one) if letter in other and letter not in kept]
-    return [(first.shape[i], first.axes[i]) for i in places]  # type: ignore[union-attr]
+    return [(first.shape[i], first.axes[i]) for i in places]
 
 
 def _related(node: Node, values: dict[Node, Any]) -> Iterator[Pieces]:
