@@ -9,9 +9,10 @@ that were held out at five widths, and what two widths write. With `--narrow mlp
 narrow, as in MatFormer.
 
 `--large` is a network of about 30 million parameters for a GPU, with networks trained alone at
-0.25, 0.5 and 1.0 on the same batches for comparison. With `--folder` every network is saved as it
-trains, and a run that ended early goes on; the folder then also holds the perplexities
-(`perplexities.json`, a CSV file per series) and their plot (`spectrum.png`).
+0.25, 0.5 and 1.0 on the same batches for comparison; `--networks` chooses among them. With
+`--folder` every network is saved as it trains, and a run that ended early goes on; the folder then
+also holds the perplexities (`perplexities.json`, a CSV file per series) and their plot
+(`spectrum.png`). `--tune` compares settings on other files than those of the final evaluation.
 """
 
 from __future__ import annotations
@@ -134,6 +135,7 @@ def train(model: nn.Module, rows: Rows, options: argparse.Namespace, name: str) 
 def _shaping(options: argparse.Namespace) -> dict[str, Any]:
     """What a run must have in common with the one that it continues."""
     names = ("hidden", "layers", "heads", "length", "batch", "steps", "rate", "narrow", "seed")
+    names += ("tune", "text")
     return {name: getattr(options, name) for name in names}
 
 
@@ -183,9 +185,11 @@ def measured(
     parameters = sum(p.numel() for p in model.parameters())
     share = aw.plan_of(model).elastic_share()
     print(f"{parameters:,} parameters; {share:.0%} of the multiply-adds narrow")
-    train(model, train_rows, options, "slimmable")
-    spectra = [aw.spectrum(model, evaluate, WIDTHS, name="slimmable", progress=False)]
-    for width in options.alone:
+    spectra = []
+    if options.networks != "alone":
+        train(model, train_rows, options, "slimmable")
+        spectra.append(aw.spectrum(model, evaluate, WIDTHS, name="slimmable", progress=False))
+    for width in options.alone if options.networks != "slimmable" else ():
         # The configuration of the extracted network builds one of the same sizes.
         small: Any = aw.extract(model, width)
         alone = slimmable(LlamaConfig(**small.config.to_dict()), options, 1.0)
@@ -218,6 +222,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--large", action="store_true", help="the defaults of the GPU run")
     parser.add_argument("--narrow", default="all", help="all, or roles such as mlp or heads,mlp")
     parser.add_argument("--alone", type=float, nargs="*", help="widths to train alone")
+    parser.add_argument("--networks", default="both", choices=["both", "slimmable", "alone"])
+    parser.add_argument(
+        "--tune", action="store_true", help="evaluate on other files, which training leaves out"
+    )
     parser.add_argument("--folder", type=Path, help="keeps checkpoints and results")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--engine", default="eager", choices=["eager", "graphs", "auto"])
@@ -232,12 +240,14 @@ def main(arguments: list[str] | None = None) -> None:
             setattr(options, name, value)
     if options.folder is not None:
         options.folder.mkdir(parents=True, exist_ok=True)
-    train_files, test_files = python_files(options.text)
+    train_files, test_files = python_files(options.text, options.tune)
     size = sum(map(len, train_files)) / 1e6
     print(f"{len(train_files)} files ({size:.1f} MB) to train on, {len(test_files)} held out")
     rows = (Rows(train_files, options.length), Rows(test_files, options.length))
     model, spectra = measured(options, *rows)
     show(spectra, options.folder)
+    if options.networks == "alone":
+        return
     model.eval()
     for width in WRITTEN:
         with aw.at_width(model, width):

@@ -14,10 +14,11 @@ END = 0  # ends a file and fills a row; source code has no such byte
 WORDS = 256
 
 
-def python_files(most_bytes: int) -> tuple[list[bytes], list[bytes]]:
-    """Source files for training and for evaluation, of which every tenth is, by its name.
+def python_files(most_bytes: int, for_tuning: bool = False) -> tuple[list[bytes], list[bytes]]:
+    """Source files for training, and every tenth of them for evaluation, chosen by its name.
 
-    They come in an order that is random and always the same.
+    They come in an order that is random and always the same. To compare settings without a look at
+    the files of the final evaluation, `for_tuning` leaves these out and takes another tenth.
     """
     library = Path(sysconfig.get_path("stdlib"))
     found = [path for path in library.rglob("*.py") if "site-packages" not in path.parts]
@@ -28,8 +29,10 @@ def python_files(most_bytes: int) -> tuple[list[bytes], list[bytes]]:
             break
         text = path.read_bytes().replace(b"\0", b"")
         read += len(text)
-        is_held_out = _digest(path.relative_to(library))[-1] % 10 == 0
-        parts[is_held_out].append(text)
+        tenth = _digest(path.relative_to(library))[-1] % 10
+        if for_tuning and tenth == 0:
+            continue
+        parts[tenth == (1 if for_tuning else 0)].append(text)
     return parts
 
 

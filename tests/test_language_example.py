@@ -98,3 +98,12 @@ def test_files_are_held_out_whole() -> None:
     assert not set(train) & set(test) - {b""}
     again = python_text.python_files(2_000_000)
     assert again == (train, test)
+
+
+def test_files_of_the_final_evaluation_are_not_tuned_on() -> None:
+    train, test = python_text.python_files(2_000_000)
+    tuning, judging = python_text.python_files(2_000_000, for_tuning=True)
+    assert judging
+    assert not {*tuning, *judging} & set(test) - {b""}
+    assert not set(tuning) & set(judging) - {b""}
+    assert {*tuning, *judging} == set(train)
