@@ -40,11 +40,12 @@ PROMPT = b"import os\n\n\ndef "
 METRICS = {"perplexity": Metric("perplexity of a byte", 3, lower_is_better=True)}
 SMALL: dict[str, Any] = {
     "hidden": 128, "layers": 3, "heads": 8, "length": 128, "batch": 16, "steps": 800,
-    "rate": 3e-3, "alone": (), "evaluated": 16, "text": 4_000_000,
+    "rate": 3e-3, "alone": (), "alone_rates": None, "evaluated": 16, "text": 4_000_000,
 }  # fmt: skip
 LARGE: dict[str, Any] = {
-    "hidden": 512, "layers": 9, "heads": 8, "length": 512, "batch": 64, "steps": 8_000,
-    "rate": 1e-3, "alone": (0.25, 0.5, 1.0), "evaluated": 64, "text": 1_000_000_000,
+    "hidden": 512, "layers": 9, "heads": 8, "length": 512, "batch": 32, "steps": 1_500,
+    "rate": 1e-3, "alone": (0.25, 0.5, 1.0), "alone_rates": (2e-3, 2e-3, 1e-3), "evaluated": 64,
+    "text": 1_000_000_000,
 }  # fmt: skip
 
 
@@ -189,11 +190,14 @@ def measured(
     if options.networks != "alone":
         train(model, train_rows, options, "slimmable")
         spectra.append(aw.spectrum(model, evaluate, WIDTHS, name="slimmable", progress=False))
-    for width in options.alone if options.networks != "slimmable" else ():
+    rates = options.alone_rates or [options.rate] * len(options.alone)
+    pairs = [] if options.networks == "slimmable" else zip(options.alone, rates, strict=True)
+    for width, rate in pairs:
         # The configuration of the extracted network builds one of the same sizes.
         small: Any = aw.extract(model, width)
         alone = slimmable(LlamaConfig(**small.config.to_dict()), options, 1.0)
-        train(alone, train_rows, options, f"alone at {width}")
+        own = argparse.Namespace(**{**vars(options), "rate": rate})
+        train(alone, train_rows, own, f"alone at {width}")
         one = aw.spectrum(alone, evaluate, [1.0], name="alone", kind="i", progress=False)
         spectra.append(replace(one, points=(replace(one.points[0], width=width),)))
     return model, [replace(one, described=METRICS) for one in spectra]
@@ -233,11 +237,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--save-every", type=int, default=500, help="steps between checkpoints")
     for name in ("hidden", "layers", "heads", "length", "batch", "steps", "evaluated", "text"):
         parser.add_argument(f"--{name}", type=int)
-    parser.add_argument("--rate", type=float)
+    parser.add_argument("--rate", type=float, help="the highest learning rate")
+    parser.add_argument(
+        "--alone-rates", type=float, nargs="*", help="those of --alone, if they are not --rate"
+    )
     options = parser.parse_args(arguments)
+    if options.alone is not None and options.alone_rates is None:
+        options.alone_rates = []  # the defaults are those of other widths
     for name, value in (LARGE if options.large else SMALL).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
+    if options.alone_rates and len(options.alone_rates) != len(options.alone):
+        parser.error(
+            f"--alone-rates has {len(options.alone_rates)} rates and --alone has "
+            f"{len(options.alone)} widths: give one rate for each width"
+        )
     if options.folder is not None:
         options.folder.mkdir(parents=True, exist_ok=True)
     train_files, test_files = python_files(options.text, options.tune)

@@ -50,7 +50,8 @@ def test_the_mlp_alone_narrows(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_run_that_was_ended_goes_on_to_the_same_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ("--large", "--steps", "6", "--save-every", "2", "--alone", "0.5", "--layers", "1")
+    options = ("--large", "--steps", "6", "--save-every", "2", "--alone", "0.5", "--layers", "1",
+               "--alone-rates", "0.002")  # fmt: skip
     run(*options, "--folder", str(tmp_path / "whole"))
     batch = python_text.Rows.batch
 
