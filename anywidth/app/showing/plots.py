@@ -131,12 +131,18 @@ def _draw(axes: Axes, series: Sequence[_Series], scale: float) -> None:
 
 
 def series_colors(kinds: Iterable[str]) -> list[str]:
-    """A colour per series; series of one kind take the colours of that kind in turn."""
+    """A colour per series: the first of a kind has its kind's own, others have free ones."""
+    kinds = list(kinds)
+    taken = {LOOKS[kind][1][0] for kind in kinds}
     used: Counter[str] = Counter()
     chosen = []
     for kind in kinds:
         _, colors = LOOKS[kind]
-        chosen.append(colors[used[kind] % len(colors)])
+        color = colors[used[kind] % len(colors)]
+        if used[kind]:
+            color = next((one for one in colors if one not in taken), color)
+        chosen.append(color)
+        taken.add(color)
         used[kind] += 1
     return chosen
 

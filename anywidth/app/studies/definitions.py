@@ -44,6 +44,7 @@ I_V1 = tuple(training(MOBILENET_V1, method="i", width=w) for w in MOBILENET_V1.w
 US_V2 = training(MOBILENET_V2)
 S_V2 = training(MOBILENET_V2, method="s")
 I_V2 = tuple(training(MOBILENET_V2, method="i", width=w) for w in MOBILENET_V2.widths)
+MAIN = ((MOBILENET_V1, US_V1, S_V1, I_V1), (MOBILENET_V2, US_V2, S_V2, I_V2))
 NONUNIFORM = training(MOBILENET_V1, nonuniform=True)
 # Images kept out of training judge a search. Configurations that come again can be captured.
 DRAWN = 512
@@ -71,6 +72,17 @@ def _us(label: str, one: Training = US_V1, paper: tuple[str, str] | None = None)
     return Setting(label, MOBILENET_V1, (one,), CALIBRATED, paper=paper)
 
 
+def _against_alone(
+    network: Network, us: Training, s: Training, i: tuple[Training, ...]
+) -> tuple[Setting, ...]:
+    """A US-Net as in the paper, and what the paper compares it with."""
+    return (
+        Setting("I-Net", network, i, AS_TRAINED, kind="i", paper=("main", "i-net")),
+        Setting("S-Net", network, (s,), AS_TRAINED, kind="s", paper=("main", "s-net")),
+        Setting("US-Net", network, (us,), CALIBRATED, paper=("main", "us-net")),
+    )
+
+
 def _without_distillation(rule: str) -> Training:
     return training(MOBILENET_V1, rule=rule, widths_per_step=3, distill=False)
 
@@ -84,21 +96,8 @@ STUDIES: tuple[Study, ...] = (
         "main",
         "table 1, figures 1 and 3",
         "individually trained networks (I-Net), four switches (S-Net) and one network for all "
-        "widths (US-Net), by the paper's sum of losses and with balanced weights, MobileNet v1 and "
-        "v2",
-        tuple(
-            setting
-            for network, us, balanced, s, i in (
-                (MOBILENET_V1, US_V1, BALANCED_V1, S_V1, I_V1),
-                (MOBILENET_V2, US_V2, BALANCED_V2, S_V2, I_V2),
-            )
-            for setting in (
-                Setting("I-Net", network, i, AS_TRAINED, kind="i", paper=("main", "i-net")),
-                Setting("S-Net", network, (s,), AS_TRAINED, kind="s", paper=("main", "s-net")),
-                Setting("US-Net", network, (us,), CALIBRATED, paper=("main", "us-net")),
-                Setting(findings.BALANCED, network, (balanced,), CALIBRATED),
-            )
-        ),
+        "widths (US-Net), MobileNet v1 and v2",
+        tuple(setting for one in MAIN for setting in _against_alone(*one)),
         findings.main,
         pictures=(
             Picture(
@@ -115,17 +114,59 @@ STUDIES: tuple[Study, ...] = (
                 "main-figure-3-mobilenet_v1",
                 "MobileNet v1",
                 MOBILENET_V1,
-                ("US-Net", findings.BALANCED, "S-Net", "I-Net"),
+                ("US-Net", "S-Net", "I-Net"),
             ),
             Picture(
                 "main-figure-3-mobilenet_v2",
                 "MobileNet v2",
                 MOBILENET_V2,
-                ("US-Net", findings.BALANCED, "S-Net", "I-Net"),
+                ("US-Net", "S-Net", "I-Net"),
             ),
         ),
         seeds=3,
         minutes={"bundled images, two cores": 27, H200: 9.5},
+    ),
+    Study(
+        "balanced-losses",
+        None,
+        "the networks of `main`, and US-Nets whose narrower widths together weigh as much as the "
+        "widest (the default of `anywidth train`)",
+        tuple(
+            setting
+            for one, balanced in zip(MAIN, (BALANCED_V1, BALANCED_V2), strict=True)
+            for setting in (
+                Setting(findings.BALANCED, one[0], (balanced,), CALIBRATED),
+                *_against_alone(*one),
+            )
+        ),
+        findings.balanced_losses,
+        pictures=(
+            Picture(
+                "balanced-losses-alone",
+                "One MobileNet v1 for all widths, four trained for one width each",
+                MOBILENET_V1,
+                (findings.BALANCED, "I-Net"),
+                {
+                    findings.BALANCED: "one network for all widths",
+                    "I-Net": "trained for one width alone",
+                },
+            ),
+            *(
+                Picture(
+                    f"balanced-losses-{network.name}",
+                    f"{network.title}, losses of the widths balanced or summed",
+                    network,
+                    (findings.BALANCED, "US-Net", "S-Net", "I-Net"),
+                    {
+                        findings.BALANCED: "US-Net, balanced losses",
+                        "US-Net": "US-Net, sum of losses",
+                    },
+                )
+                for network in (MOBILENET_V1, MOBILENET_V2)
+            ),
+        ),
+        seeds=2,
+        minutes={H200: 12.5},
     ),
     Study(
         "sampling-rule",

@@ -63,7 +63,9 @@ def to_csv(results: Results) -> str:
         printed = results.paper.get((network, label), {})
         for seed, spectrum in by_seed.items():
             for point in spectrum.points:
-                values = [round(point.metrics[name], 5) for name in metrics]
+                # Earlier measurements have no standard errors.
+                found = [point.metrics.get(name) for name in metrics]
+                values = [value if value is None else round(value, 5) for value in found]
                 theirs = printed.get(point.width) if point.width is not None else None
                 place = [network, label, seed, point.width, point.macs, point.parameters]
                 writer.writerow([*place, *values, theirs])

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from anywidth.app.showing.curves import curves_figure, curves_panels, has_curves
 from anywidth.app.showing.figure_style import figure_bytes, style
-from anywidth.app.showing.plots import latency_figure, plot_spectra, spectra_figure
+from anywidth.app.showing.plots import latency_figure, plot_spectra, series_colors, spectra_figure
 from anywidth.app.tasks.classification.task import TrainedClassifier
 from anywidth.errors import AnywidthError
 from anywidth.measuring.spectra import Spectrum, SpectrumPoint
@@ -74,6 +74,12 @@ def test_two_networks_of_one_kind_differ_in_colour() -> None:
     second = sample("US-Net, longer", "us", [0.25, 1.0], 3.0)
     first, other = drawn([US, second]).axes[0].get_lines()
     assert first.get_color() != other.get_color()
+
+
+def test_networks_of_several_kinds_differ_in_colour() -> None:
+    colors = series_colors(["us", "us", "s", "i"])
+    assert len(set(colors)) == 4
+    assert [colors[0], colors[2], colors[3]] == series_colors(["us", "s", "i"])
 
 
 def test_points_lie_at_millions_of_multiply_adds_in_order() -> None:

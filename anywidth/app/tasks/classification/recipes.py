@@ -49,11 +49,9 @@ def cifar10_mobilenet_v1() -> ClassificationSettings:
     """US-MobileNet v1 on CIFAR-10, with total stride 8 for 32 px, for a GPU.
 
     Command: `anywidth train cifar10_mobilenet_v1 --data-dir DIR`. 7,760 steps of 15 ms on an
-    H200. With the paper's sum of losses (`--weights paper`) the full width has 5.6 % top-1 error
-    (5.5 % trained alone, `--method i`) and width 0.25 has 8.1 % (8.6 %, `--method i --width 0.25`),
-    three seeds each. Balanced losses, the default, were better at every width in short trainings
-    (`docs/training.md`), and were not run to the end here. `docs/results.md` says how the other
-    settings were tuned.
+    H200. The full width has 5.4 % top-1 error (5.6 % trained alone, `--method i`) and width 0.25
+    has 8.0 % (8.6 %, `--method i --width 0.25`), two seeds each; 5.7 and 8.1 % with the paper's sum
+    of losses (`--weights paper`). `docs/results.md` says how the settings were tuned.
     """
     return ClassificationSettings(
         model="mobilenet_v1",
@@ -83,9 +81,9 @@ def cifar10_mobilenet_v2() -> ClassificationSettings:
     full learning rate US-Nets collapse in the first steps; at a tenth of it they do not, and I-Nets
     are no worse (`docs/results.md`).
 
-    Command: `anywidth train cifar10_mobilenet_v2 --data-dir DIR`. With the paper's sum of losses
-    (`--weights paper`), three seeds: 7.9 % top-1 error at 1.0 and 9.6 % at 0.35; trained alone
-    (`--method i`), 7.6 % and 10.1 %. Balanced losses, the default, were not run to the end here.
+    Command: `anywidth train cifar10_mobilenet_v2 --data-dir DIR`. Top-1 error at 1.0 and 0.35, two
+    seeds: 7.5 and 9.2 %; 7.7 and 10.3 % trained alone (`--method i`); 7.9 and 9.6 % with the
+    paper's sum of losses (`--weights paper`).
     """
     return replace(
         cifar10_mobilenet_v1(),
