@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -89,61 +88,51 @@ def search(
     for one in budgets:
         check_reachable(one, cost(cheapest), cost(choices.widest))
     notes = None if notes is None else Path(notes)
+    tried: dict[Budget, list[ChannelConfig]] = {one: [] for one in budgets}
+    front: list[ChannelConfig] = []
+    uniform: list[ChannelConfig] = []
+    is_complete = False
     with stops_together() as is_stopped:
         judge = Judge(model, evaluate, calibration, metric, notes, is_stopped)
-        way = _Way({one: [] for one in budgets})
         with (
             progress_if_possible("searching", shown=progress) as report,
             contextlib.suppress(KeyboardInterrupt),
             contextlib.closing(judge),
         ):
             for config in slim(choices, judge, min(one.amount for one in budgets), share):
-                way.front.append(config)
-                report(judge.passes, cost=shown_cost(budgets[0].kind, cost(config)),
-                       **{judge.metric: judge.value(config)})  # fmt: skip
-            spread = spread_uniform(plan, cost, cost(way.front[-1]))
+                front.append(config)
+                told = {"cost": shown_cost(budgets[0].kind, cost(config)), **judge.shown(config)}
+                report(judge.passes, **told)
+            spread = spread_uniform(plan, cost, cost(front[-1]))
             judge.judge_all(spread)
-            way.uniform = spread
+            uniform = spread
             for one in budgets:
-                way.tried[one] = _refined(choices, judge, one.amount, way.front)
+                tried[one] = _refined(choices, judge, one.amount, front)
                 if method == "evolution":
                     chance = random.Random(derive_seed("search", seed, int(one.amount)))
-                    seeds = [*way.tried[one], uniform_within(plan, cost, one.amount)]
+                    seeds = [*tried[one], uniform_within(plan, cost, one.amount)]
                     for config in evolve(choices, judge, one.amount, seeds, population,
                                          generations, chance):  # fmt: skip
-                        way.tried[one].append(config)
-                        best = min(way.tried[one], key=judge.score)
-                        report(judge.passes, budget=str(one), **{judge.metric: judge.value(best)})
-            way.is_complete = True
+                        tried[one].append(config)
+                        best = min(tried[one], key=judge.score)
+                        report(judge.passes, budget=str(one), **judge.shown(best))
+            is_complete = True
         finalists = Finalists(judge, cost, latencies)
+        known = {budget: [*some, *front] for budget, some in tried.items()}
         try:
-            found = finalists.best(way.known())
+            found = finalists.best(known)
         except KeyboardInterrupt:  # little is left to do, and it is the answer
-            way.is_complete = False
-            found = finalists.best(way.known())
+            is_complete = False
+            found = finalists.best(known)
         judge.close()
         path, spectrum = (
-            tuple(Judged(c, cost(c), {judge.metric: judge.value(c)}) for c in configs)
-            for configs in (way.front, way.uniform)
+            tuple(Judged(c, cost(c), judge.shown(c)) for c in configs)
+            for configs in (front, uniform)
         )
         return SearchResult(
-            judge.metric, budgets[0].kind, found, path, spectrum, judge.passes, way.is_complete,
+            judge.metric, budgets[0].kind, found, path, spectrum, judge.passes, is_complete,
             finalists.load,
         )  # fmt: skip
-
-
-@dataclass
-class _Way:
-    """The configurations that a search has come past, as far as it got."""
-
-    tried: dict[Budget, list[ChannelConfig]]
-    front: list[ChannelConfig] = field(default_factory=list)
-    uniform: list[ChannelConfig] = field(default_factory=list)
-    is_complete: bool = False
-
-    def known(self) -> dict[Budget, list[ChannelConfig]]:
-        """Per budget, all that may be good for it."""
-        return {budget: [*tried, *self.front] for budget, tried in self.tried.items()}
 
 
 def _refined(

@@ -64,10 +64,11 @@ class Finalists:
             within = [one for one in finalists if costs(one) <= most]
             finalists = within or [min(finalists, key=costs)]
             self._judge.judge_all(finalists, "exact")
-            best = min(finalists, key=self._judge.exact_score)
+            best = min(finalists, key=lambda one: self._judge.score(one, "exact"))
             self._judge.prepare(best)
             found, beside = (
-                Judged(one, costs(one), self._judge.exact(one)) for one in (best, reference)
+                Judged(one, costs(one), self._judge.metrics(one, "exact"))
+                for one in (best, reference)
             )
             answers.append(Found(budget, found, beside, measured is not None))
         return tuple(answers)

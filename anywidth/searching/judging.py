@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -14,7 +15,8 @@ import torch
 from torch import nn
 
 from anywidth.distributed import gathered, rank, world_size
-from anywidth.errors import AnywidthError
+from anywidth.errors import AnywidthError, errors_about
+from anywidth.json_values import any_number, mapped
 from anywidth.measuring.spectra import numbers_by_name, undescribed
 from anywidth.planning.modes import evaluating
 from anywidth.slimming.convert import at_width
@@ -27,6 +29,7 @@ Evaluate = Callable[[nn.Module], Mapping[str, float]]
 Kind = Literal["batch", "exact"]
 """The statistics that norms use."""
 _SECONDS_BETWEEN_WRITES = 5.0
+_KNOWN = mapped(mapped(any_number))
 
 
 class Judge:
@@ -62,9 +65,17 @@ class Judge:
         if notes is not None and notes.exists():
             self._read(notes)
 
-    def score(self, config: ChannelConfig) -> float:
-        """The main metric by batch statistics; lower is better."""
-        return self._lower(self._judged("batch", config))
+    def score(self, config: ChannelConfig, kind: Kind = "batch") -> float:
+        """The main metric; lower is better."""
+        value = self.metrics(config, kind)[self.metric]
+        if math.isnan(value):
+            return math.inf
+        return value if undescribed(self.metric).lower_is_better else -value
+
+    def metrics(self, config: ChannelConfig, kind: Kind = "batch") -> dict[str, float]:
+        """All metrics, as `evaluate` gives them."""
+        self.judge_all([config], kind)
+        return self._known[_key(kind, config)]
 
     def judge_all(self, configs: Sequence[ChannelConfig], kind: Kind = "batch") -> None:
         """Judges the configurations that are not known yet; ranks share them out."""
@@ -79,25 +90,14 @@ class Judge:
             if any(is_stopped for _, is_stopped in answers):
                 raise KeyboardInterrupt
 
-    def value(self, config: ChannelConfig) -> float:
-        """The main metric by batch statistics, as `evaluate` gives it."""
-        return self._judged("batch", config)[self.metric]
-
-    def exact(self, config: ChannelConfig) -> dict[str, float]:
-        """All metrics with statistics calibrated for this configuration."""
-        return self._judged("exact", config)
-
-    def exact_score(self, config: ChannelConfig) -> float:
-        return self._lower(self.exact(config))
+    def shown(self, config: ChannelConfig) -> dict[str, float]:
+        """The main metric by its name."""
+        return {self.metric: self.metrics(config)[self.metric]}
 
     def prepare(self, config: ChannelConfig) -> None:
         """Calibrates a configuration, so that it can be used after the search."""
         if self._calibration is not None and norm_records(self.model):
             calibrate(self.model, self._calibration, [config])
-
-    def _judged(self, kind: Kind, config: ChannelConfig) -> dict[str, float]:
-        self.judge_all([config], kind)
-        return self._known[_key(kind, config)]
 
     def _note(self, answers: Mapping[str, dict[str, float]]) -> None:
         self._known.update(answers)
@@ -109,22 +109,14 @@ class Judge:
         by_batch = kind == "batch" or self._calibration is None
         if not by_batch:
             self.prepare(config)
-        with evaluating(self.model), torch.no_grad(), at_width(self.model, config):
-            if by_batch:
-                with batch_statistics(self.model):
-                    return numbers_by_name(self._evaluate(self.model))
+        statistics = batch_statistics(self.model) if by_batch else contextlib.nullcontext()
+        with evaluating(self.model), torch.no_grad(), at_width(self.model, config), statistics:
             return numbers_by_name(self._evaluate(self.model))
-
-    def _lower(self, metrics: Mapping[str, float]) -> float:
-        value = metrics[self.metric]
-        if math.isnan(value):
-            return math.inf
-        return value if undescribed(self.metric).lower_is_better else -value
 
     @property
     def metric(self) -> str:
         """The metric that decides: the one asked for, or the first that `evaluate` returns."""
-        metrics = self._judged("batch", state_of(self.model).plan.widest)
+        metrics = self.metrics(state_of(self.model).plan.widest)
         name = self._wanted or next(iter(metrics), None)
         if name is None or name not in metrics:
             raise AnywidthError(
@@ -158,23 +150,15 @@ class Judge:
                 f"{notes}: these are notes of a search on other weights; remove the file to start "
                 "a new search"
             )
-        try:
-            known = {
-                str(key): {str(name): float(value) for name, value in metrics.items()}
-                for key, metrics in data["known"].items()
-                if _is_kept(key)
-            }
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise AnywidthError(
-                f"{notes}: damaged notes of a search ({error}); remove the file to start again"
-            ) from error
-        self._check_same_judge(known, notes)
-        self._known = known
+        with errors_about(f"{notes}: damaged notes of a search", "remove the file to start again"):
+            known = _KNOWN(data.get("known"), "known")
+        self._known = {key: found for key, found in known.items() if _is_kept(key)}
+        self._check_same_judge(notes)
 
-    def _check_same_judge(self, known: Mapping[str, Mapping[str, float]], notes: Path) -> None:
+    def _check_same_judge(self, notes: Path) -> None:
         """Judges the widest network again: other images would not give the same numbers."""
         widest = state_of(self.model).plan.widest
-        before = known.get(_key("batch", widest))
+        before = self._known.get(_key("batch", widest))
         if before is None:
             return
         now = self._measured("batch", widest)
@@ -188,7 +172,7 @@ class Judge:
         if not is_same:
             raise AnywidthError(
                 f"{notes}: these are notes of a search that judged by other data: the widest "
-                f"network had {dict(before)} then and has {now} now; remove the file to start a "
+                f"network had {before} then and has {now} now; remove the file to start a "
                 "new search"
             )
 
@@ -207,10 +191,6 @@ def network_fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256(json.dumps(state_of(model).plan.full.to_json()).encode())
     for name, parameter in model.named_parameters():
         digest.update(f"{name} {parameter.dtype}".encode())
-        digest.update(_bytes(parameter))
+        values = parameter.detach().cpu().reshape(-1).view(torch.uint8)
+        digest.update(values.numpy().data)
     return digest.hexdigest()[:32]
-
-
-def _bytes(parameter: nn.Parameter) -> bytes:
-    plain = parameter.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    return bytes(plain.numpy().tobytes())
