@@ -169,9 +169,14 @@ def width_list(widths: object, where: str) -> list[Width]:
 
 
 def checked_divisor(divisor: object, where: str) -> int:
-    found = whole_number(divisor)
-    if found is None or found < 1:
-        raise AnywidthError(f"{where}: divisor {divisor!r} must be a whole number of at least 1")
+    return check_whole(divisor, 1, f"{where}: divisor")
+
+
+def check_whole(value: object, least: int, name: str) -> int:
+    """`value` as an int, if it is a whole number (also numpy's) of at least `least`."""
+    found = whole_number(value)
+    if found is None or found < least:
+        raise AnywidthError(f"{name}={value!r}: expected a whole number of at least {least}")
     return found
 
 

@@ -20,7 +20,7 @@ from anywidth.slimming.convert import at_width
 from anywidth.slimming.extraction import extract_quietly
 from anywidth.slimming.norm_statistics import buffers_kept, uncalibrated_allowed
 from anywidth.slimming.state import state_of
-from anywidth.width import ChannelConfig, Width, whole_number
+from anywidth.width import ChannelConfig, Width, check_whole
 
 
 def macs(model: nn.Module | Plan, width: Width) -> int:
@@ -90,12 +90,9 @@ def latency(
     Example:
         >>> anywidth.latency(model, 0.5).median  # milliseconds
     """
-    numbers = {"repeats": (repeats, 1), "batch_size": (batch_size, 1), "warmup": (warmup, 0)}
-    for name, (value, least) in numbers.items():
-        if whole_number(value) is None or value < least:
-            raise AnywidthError(
-                f"latency({name}={value!r}): expected a whole number of at least {least}"
-            )
+    check_whole(repeats, 1, "latency(): repeats")
+    check_whole(batch_size, 1, "latency(): batch_size")
+    check_whole(warmup, 0, "latency(): warmup")
     if input_shape is not None and not isinstance(input_shape, Sequence):
         raise AnywidthError(
             f"latency(input_shape={input_shape!r}): expected the shape of one example, "

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from anywidth.errors import AnywidthError
-from anywidth.width import round_channels
+from anywidth.width import check_whole, round_channels
 
 
 def conv_norm(
@@ -48,10 +48,7 @@ def initialize(model: nn.Module) -> None:
 def check_counts(**counts: int) -> None:
     """Refuse sizes of a network that are not whole numbers above 0."""
     for name, count in counts.items():
-        if not isinstance(count, int) or count < 1:
-            raise AnywidthError(
-                f"{name}={count!r}: expected a whole number of at least 1. Pass e.g. {name}=4."
-            )
+        check_whole(count, 1, name)
 
 
 def multiplied(channels: int, multiplier: float) -> int:

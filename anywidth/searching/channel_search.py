@@ -22,7 +22,7 @@ from anywidth.searching.stopping import stops_together
 from anywidth.searching.ways import evolve, fill, slim
 from anywidth.slimming.state import state_of
 from anywidth.training.seeds import derive_seed
-from anywidth.width import ChannelConfig, is_number, whole_number
+from anywidth.width import ChannelConfig, check_whole, is_number
 
 Method = Literal["greedy", "evolution"]
 
@@ -164,9 +164,6 @@ def _checked(
         raise AnywidthError(f"search(method={method!r}): expected one of {get_args(Method)}")
     if not is_number(share) or not 0 < share <= 0.5:
         raise AnywidthError(f"search(share={share!r}): expected a number above 0, at most 0.5")
-    for name, value, least in (("population", population, 4), ("generations", generations, 1)):
-        if (whole_number(value) or 0) < least:
-            raise AnywidthError(
-                f"search({name}={value!r}): expected a whole number of at least {least}"
-            )
+    check_whole(population, 4, "search(): population")
+    check_whole(generations, 1, "search(): generations")
     return list(dict.fromkeys(budgets))

@@ -25,7 +25,7 @@ from anywidth.planning.groups import Plan
 from anywidth.searching.latency_fit import BLOCKS, Terms, best_block, fit, layer_terms, predicted
 from anywidth.searching.probes import PROBES, network_key, probe_configs, probe_number
 from anywidth.slimming.state import state_of
-from anywidth.width import ChannelConfig, whole_number
+from anywidth.width import ChannelConfig, check_whole
 
 _VERSION = 3
 _FEWEST = 8
@@ -121,11 +121,7 @@ def measure_latencies(
         >>> table = anywidth.measure_latencies(model)
         >>> table.predict(anywidth.plan_of(model).resolve(0.5))  # milliseconds
     """
-    if (whole_number(networks) or 0) < _FEWEST:
-        raise AnywidthError(
-            f"measure_latencies(networks={networks!r}): expected a whole number of at least "
-            f"{_FEWEST}"
-        )
+    check_whole(networks, _FEWEST, "measure_latencies(): networks")
     plan = state_of(model).plan
     configs = probe_configs(plan, networks)
     timed = deployed_latencies(model, configs, progress)

@@ -32,7 +32,7 @@ from anywidth.training.engine.passes import Loss, Objective, detached
 from anywidth.training.engine.trees import call
 from anywidth.training.inputs_kept import inputs_kept
 from anywidth.training.step_checks import distillation_for
-from anywidth.width import ChannelConfig, Width, is_number, whole_number, width_list
+from anywidth.width import ChannelConfig, Width, check_whole, is_number, width_list
 
 Norms = dict[nn.Module, NormRecord]
 Affines = dict[tuple[nn.Module, ChannelConfig], Affine]
@@ -142,8 +142,7 @@ def _check(model: nn.Module, norms: Norms, named: Mapping[ChannelConfig, Width])
 
 
 def _check_numbers(epochs: int, learning_rate: float, truth: float) -> None:
-    if (whole_number(epochs) or 0) < 1:
-        raise AnywidthError(f"epochs={epochs!r}: expected a whole number of at least 1")
+    check_whole(epochs, 1, "epochs")
     if not is_number(learning_rate) or learning_rate <= 0:
         raise AnywidthError(f"learning_rate={learning_rate!r}: expected a number above 0")
     if not is_number(truth) or not 0 <= truth <= 1:

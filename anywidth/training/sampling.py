@@ -14,7 +14,7 @@ from anywidth.planning.groups import Plan
 from anywidth.slimming.converted_part import network_in
 from anywidth.slimming.state import SlimmableState, state_of
 from anywidth.training.seeds import derive_seed
-from anywidth.width import ChannelConfig, Width, whole_number, width_list
+from anywidth.width import ChannelConfig, Width, check_whole, whole_number, width_list
 
 Rule = Literal["sandwich", "random", "min+random", "max+random", "fixed"]
 Density = Literal["uniform", "log-uniform"]
@@ -69,8 +69,8 @@ class Sampling:
             raise AnywidthError(
                 f"{self.count!r} widths per step: the rule {self.rule!r} needs at least {least}"
             )
-        if self.lattice is not None and (whole_number(self.lattice) or 0) < 2:
-            raise AnywidthError(f"lattice={self.lattice!r}: expected a whole number of at least 2")
+        if self.lattice is not None:
+            check_whole(self.lattice, 2, "lattice")
         if self.density not in get_args(Density):
             raise AnywidthError(f"density={self.density!r}: expected one of {get_args(Density)}")
         if self.density != "uniform" and self.rule == "fixed":
