@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from anywidth.errors import AnywidthError
 from anywidth.width import check_whole, round_channels
@@ -29,6 +29,20 @@ def conv_norm(
     if activation is not None:
         layers.append(activation(inplace=True))
     return nn.Sequential(*layers)
+
+
+class ImageClassifier(nn.Module):
+    """Layers of convolutions, the mean of their outputs over the image, and a linear layer."""
+
+    def __init__(self, layers: Sequence[nn.Module], channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(*layers)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = nn.Linear(channels, num_classes)
+        initialize(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.pool(self.features(x)).flatten(1))
 
 
 def initialize(model: nn.Module) -> None:

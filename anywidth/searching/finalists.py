@@ -30,12 +30,8 @@ _UNIFORM = 9
 class Finalists:
     """Chooses the answer for each budget.
 
-    Args:
-        judge: judges the network.
-        cost: of a configuration, as the search counts it.
-        latencies: the table that predicts the cost, if it is a time.
-
-    Afterwards `load` is how many times as long networks took as when the table was measured.
+    `latencies` is the table that predicts the cost, if that is a time. Afterwards `load` is how
+    many times as long networks took as when the table was measured.
     """
 
     def __init__(self, judge: Judge, cost: Cost, latencies: LatencyTable | None) -> None:
@@ -48,8 +44,7 @@ class Finalists:
     def best(self, known: Mapping[Budget, Sequence[ChannelConfig]]) -> tuple[Found, ...]:
         """Per budget, the best of the finalists and the uniform width, all judged exactly.
 
-        Args:
-            known: per budget, configurations that were judged by batch statistics.
+        Finalists are chosen from `known` configurations, judged by batch statistics.
         """
         uniform = {one: uniform_within(self._plan, self._cost, one.amount) for one in known}
         chosen = {one: [uniform[one], *self._chosen(one, known[one])] for one in known}
