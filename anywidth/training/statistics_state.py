@@ -131,7 +131,7 @@ def read_statistics(
         plan.check(config)
         expected = empty_statistics(model, norms, config, None)
         for norm, record in norms.items():
-            path, statistics = paths[norm], expected[norm, config]
+            path, statistics = paths[norm], expected[norm]
             statistics.label, statistics.ready = labels[number]
             for name in RUNNING:
                 given, held = tensors.get(f"{number}/{path}.{name}"), getattr(statistics, name)

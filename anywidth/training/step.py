@@ -36,6 +36,7 @@ from anywidth.training.step_checks import (
     check_first_batch,
     check_optimizers,
     check_own_steps,
+    check_share,
     distillation_for,
     frozen_norms_named,
 )
@@ -44,7 +45,7 @@ from anywidth.training.token_loss import TokenLoss
 from anywidth.training.untrained_channels import leave_untrained_channels
 from anywidth.training.weight_average import WeightAverage, update_after
 from anywidth.training.width_weights import WidthWeights, checked_weights, width_weights
-from anywidth.width import ChannelConfig, Width, is_number, whole_number
+from anywidth.width import ChannelConfig, Width, whole_number
 
 
 @dataclass(frozen=True)
@@ -183,8 +184,7 @@ class SandwichStep:
                 f"seed={seed!r}: the Sampling has its own seed ({widths.seed}); pass "
                 f"Sampling(..., seed={seed!r})"
             )
-        if not is_number(truth) or not 0 <= truth <= 1:
-            raise AnywidthError(f"truth={truth!r}: expected a share from 0 to 1")
+        check_share(truth)
         weights = checked_weights(weights, widths)
         if not (autocast is None or autocast == "auto" or isinstance(autocast, torch.dtype)):
             raise AnywidthError(

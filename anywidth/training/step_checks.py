@@ -16,6 +16,7 @@ from anywidth.errors import AnywidthError
 from anywidth.slimming.norm_statistics import MissingStatisticsError, norm_record
 from anywidth.training.distillation import Distill, ignoring, soft_cross_entropy
 from anywidth.training.token_loss import TokenLoss
+from anywidth.width import is_number
 
 # Losses whose second argument must be probabilities, which a network's output is not.
 _OF_PROBABILITIES = (
@@ -69,6 +70,11 @@ def check_own_steps(optimizers: Sequence[torch.optim.Optimizer]) -> None:
                 "targets) clears them at every batch: call step.backward(inputs, targets, "
                 f"scale=1 / {batches}), then optimizer.step() and optimizer.zero_grad()"
             )
+
+
+def check_share(truth: Any) -> None:
+    if not is_number(truth) or not 0 <= truth <= 1:
+        raise AnywidthError(f"truth={truth!r}: expected a share from 0 to 1")
 
 
 def distillation_for(loss: Any, distill: Any) -> Distill | None:
