@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from anywidth.distributed import check_not_sharded
 from anywidth.errors import AnywidthError
 from anywidth.planning.modes import evaluating
-from anywidth.slimming.convert import at_width
+from anywidth.slimming.convert import at_width, plan_of
 from anywidth.slimming.converted_part import network_in
 from anywidth.slimming.norm_statistics import (
     Affine,
@@ -132,7 +132,7 @@ def _tunable(model: nn.Module) -> Norms:
 
 
 def _check(model: nn.Module, norms: Norms, named: Mapping[ChannelConfig, Width]) -> None:
-    full = state_of(network_in(model)).plan.full
+    full = plan_of(model).full
     for config, width in named.items():
         if config == full:
             raise AnywidthError(
@@ -179,7 +179,7 @@ def _train(
     optimizer = torch.optim.Adam([t for one in by_config.values() for t in one], learning_rate)
     total = epochs * len(loader) if isinstance(loader, Sized) else None
     device = next(model.parameters()).device
-    full, done = state_of(network_in(model)).plan.full, 0
+    full, done = plan_of(model).full, 0
     norms = norm_records(model)
     fresh = {config: _reading(model, norms, config, tuned[config]) for config in tuned}
     with only_norms_training(model, norms), writing_to(norms, fresh, full), torch.enable_grad():

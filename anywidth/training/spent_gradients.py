@@ -17,16 +17,22 @@ _SPENT = "_anywidth_spent"
 
 def watch(optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Mark the gradients that these optimizers use, and refuse to use a step's gradients twice."""
-    for optimizer in optimizers:
-        # accelerate's optimizer holds the one that steps.
-        stepping = getattr(optimizer, "optimizer", optimizer)
-        stepping.register_step_pre_hook(_refuse_twice)
-        stepping.register_step_post_hook(_note)
+    for optimizer in map(stepping, optimizers):
+        optimizer.register_step_pre_hook(_refuse_twice)
+        optimizer.register_step_post_hook(_note)
 
 
 def is_watched(optimizer: torch.optim.Optimizer) -> bool:
-    stepping = getattr(optimizer, "optimizer", optimizer)
-    return _refuse_twice in stepping._optimizer_step_pre_hooks.values()
+    return _refuse_twice in stepping(optimizer)._optimizer_step_pre_hooks.values()
+
+
+def stepping(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer that takes the steps: accelerate's holds it."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def mark_spent(parameters: Iterable[nn.Parameter], by_step: bool) -> None:
@@ -64,7 +70,7 @@ def check_spent(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def _refuse_twice(optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
-    marks = [_mark(gradient) for gradient in _gradients(_parameters(optimizer))]
+    marks = [_mark(gradient) for gradient in _gradients(parameters_of(optimizer))]
     if marks and all(mark is not None and mark[1] for mark in marks):
         raise AnywidthError(
             "the optimizer would take a second step with the same gradients: step(inputs, targets) "
@@ -74,11 +80,7 @@ def _refuse_twice(optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
 
 
 def _note(optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
-    mark_spent(_parameters(optimizer), by_step=False)
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    mark_spent(parameters_of(optimizer), by_step=False)
 
 
 def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from anywidth.errors import AnywidthError
 from anywidth.slimming.norm_statistics import MissingStatisticsError, norm_record
 from anywidth.training.distillation import Distill, ignoring, soft_cross_entropy
+from anywidth.training.spent_gradients import parameters_of, stepping
 from anywidth.training.token_loss import TokenLoss
 from anywidth.width import is_number
 
@@ -40,14 +41,13 @@ def check_optimizers(model: nn.Module, optimizers: Sequence[torch.optim.Optimize
                 f"optimizer={type(optimizer).__name__}: expected a torch.optim.Optimizer, such as "
                 "torch.optim.SGD(model.parameters(), lr=0.05)"
             )
-        if isinstance(getattr(optimizer, "optimizer", optimizer), torch.optim.LBFGS):
+        if isinstance(stepping(optimizer), torch.optim.LBFGS):
             raise AnywidthError(
                 "LBFGS computes the loss several times per step, each time at other widths: use an "
                 "optimizer that takes a step from one gradient, such as torch.optim.AdamW"
             )
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    held = {id(parameter) for group in groups for parameter in group["params"]}
-    if optimizers and not any(id(parameter) in held for parameter in model.parameters()):
+    held = {parameter for optimizer in optimizers for parameter in parameters_of(optimizer)}
+    if optimizers and held.isdisjoint(model.parameters()):
         raise AnywidthError(
             f"{type(optimizers[0]).__name__} holds no parameter of this {type(model).__name__}, so "
             "a step would train nothing: make it from model.parameters() of the same network, not "

@@ -16,6 +16,7 @@ from anywidth.planning.cuts import Cut, cut
 from anywidth.planning.groups import Plan
 from anywidth.slimming.state import tensor_owners
 from anywidth.training.sampling import Sampling
+from anywidth.training.spent_gradients import parameters_of, stepping
 from anywidth.width import ChannelConfig
 
 Cuts = list[tuple[int, Cut]]
@@ -34,11 +35,10 @@ def leave_untrained_channels(
         axes = [(i, cut(plan, axis, trained)) for i, axis in enumerate(plan.tensors[name]) if axis]
         if parameter is not None and axes and not is_sharded(parameter):
             partly[parameter] = axes
-    for optimizer in optimizers:
-        stepping = getattr(optimizer, "optimizer", optimizer)  # accelerate's holds the real one
+    for optimizer in map(stepping, optimizers):
         keeper = _Keeper(partly)
-        stepping.register_step_pre_hook(keeper.keep)
-        stepping.register_step_post_hook(keeper.restore)
+        optimizer.register_step_pre_hook(keeper.keep)
+        optimizer.register_step_post_hook(keeper.restore)
 
 
 def trained_channels(plan: Plan, sampling: Sampling) -> ChannelConfig:
@@ -55,10 +55,9 @@ class _Keeper:
         self._kept: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def keep(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
-        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._kept = [
             (values, values.clone(), gradient)
-            for parameter in held
+            for parameter in parameters_of(optimizer)
             if parameter in self._partly and parameter.grad is not None
             for values, gradient in zip(
                 _outside(parameter.detach(), self._partly[parameter]),

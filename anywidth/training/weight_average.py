@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from anywidth.distributed import check_not_sharded
 from anywidth.errors import AnywidthError, misfits
+from anywidth.slimming.convert import plan_of
 from anywidth.slimming.converted_part import network_in
 from anywidth.slimming.extraction import without_graphs
 from anywidth.slimming.layers import drop_fast_paths
 from anywidth.slimming.norm_statistics import RUNNING, norm_records
-from anywidth.slimming.state import state_of
 from anywidth.training.calibration import calibrate
-from anywidth.width import ChannelConfig, Width, is_number
+from anywidth.training.spent_gradients import stepping
+from anywidth.width import Width, is_number
 
 _UPDATES, _WEIGHTS = "updates", "weights/"
 
@@ -43,14 +44,11 @@ class WeightAverage:
         network_in(model)
         check_not_sharded(model, "WeightAverage")
         self.decay = decay
-        self.updates = 0
         self._source = model
         with without_graphs(model):
             self._copy = copy.deepcopy(model).requires_grad_(False).eval()
         drop_fast_paths(self._copy)  # it runs at one width, for which PyTorch's layers do
-        self._averages: dict[str, Tensor] = {}
-        self._start()
-        self._copy_rest()
+        self.restart()
 
     @property
     def network(self) -> nn.Module:
@@ -70,7 +68,12 @@ class WeightAverage:
         self._copy_rest()
         for own, source in zip(self._copy.parameters(), self._source.parameters(), strict=True):
             own.data = source.detach().clone()  # it may have another dtype by now
-        self._start()
+        # The copy's own parameters, if these are exact enough: in half precision most updates
+        # would be rounded away, because each is a small share.
+        self._averages = {
+            name: parameter.to(torch.promote_types(parameter.dtype, torch.float32))
+            for name, parameter in self._copy.named_parameters()
+        }
 
     @torch.no_grad()
     def update(self) -> None:
@@ -78,10 +81,8 @@ class WeightAverage:
         self.updates += 1
         share = 1 - min(self.decay, (1 + self.updates) / (10 + self.updates))
         averages = list(self._averages.values())
-        now = [
-            source.detach().to(average)
-            for source, average in zip(self._source.parameters(), averages, strict=True)
-        ]
+        pairs = zip(self._source.parameters(), averages, strict=True)
+        now = [source.detach().to(average) for source, average in pairs]
         torch._foreach_lerp_(averages, now, share)
         self._show()
         self._copy_rest()
@@ -133,23 +134,11 @@ class WeightAverage:
         self._show()
         self.updates = int(updates)
 
-    def _start(self) -> None:
-        """Take the averages from the copy: its own parameters, if these are exact enough.
-
-        In half precision most updates would be rounded away, because each is a small share.
-        """
-        self._averages = {
-            name: parameter.to(torch.promote_types(parameter.dtype, torch.float32))
-            for name, parameter in self._copy.named_parameters()
-        }
-
     def _show(self) -> None:
         """Put averages of a higher precision into the copy."""
-        for parameter, average in zip(
-            self._copy.parameters(), self._averages.values(), strict=True
-        ):
-            if parameter is not average:
-                parameter.copy_(average)
+        for name, parameter in self._copy.named_parameters():
+            if parameter is not self._averages[name]:
+                parameter.copy_(self._averages[name])
 
     def _copy_rest(self) -> None:
         """Buffers follow the network, except statistics, which belong to its weights."""
@@ -173,9 +162,9 @@ def _known_widths(model: nn.Module) -> list[Width]:
     records = list(norm_records(model).values())
     if not records:
         return []
-    labels: dict[ChannelConfig, float | None] = {c: e.label for c, e in records[0].bank.items()}
-    named = [config if label is None else label for config, label in labels.items()]
-    return [state_of(network_in(model)).plan.full, *named]
+    bank = records[0].bank
+    named = [config if entry.label is None else entry.label for config, entry in bank.items()]
+    return [plan_of(model).full, *named]
 
 
 @torch.no_grad()
@@ -196,5 +185,4 @@ def update_after(optimizers: Sequence[torch.optim.Optimizer], average: WeightAve
             "ema_decay needs the optimizer, after whose steps the average is updated: pass it, or "
             "make an anywidth.WeightAverage and call its update() after each step"
         )
-    last = getattr(optimizers[-1], "optimizer", optimizers[-1])  # accelerate's holds the real one
-    last.register_step_post_hook(lambda *_: average.update())
+    stepping(optimizers[-1]).register_step_post_hook(lambda *_: average.update())
