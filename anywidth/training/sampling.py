@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence, Sized
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -11,8 +11,9 @@ from torch import nn
 
 from anywidth.errors import AnywidthError
 from anywidth.planning.groups import Plan
+from anywidth.slimming.convert import plan_of
 from anywidth.slimming.converted_part import network_in
-from anywidth.slimming.state import SlimmableState, state_of
+from anywidth.slimming.state import state_of
 from anywidth.training.seeds import derive_seed
 from anywidth.width import ChannelConfig, Width, check_whole, whole_number, width_list
 
@@ -82,12 +83,12 @@ class Sampling:
         """The configurations that `lattice` allows, cheapest first; raises without one."""
         if self.lattice is None:
             raise AnywidthError("Sampling(lattice=None) draws from all configurations")
-        source = _source(model)
-        if not self.nonuniform:
-            return source.lattice(self.lattice)
-        if isinstance(source, Plan):
-            return _spread(source, self)
-        return source.cached(self, lambda plan: _spread(plan, self))
+        if isinstance(model, Plan):
+            return self._spread_over(model)
+        return state_of(network_in(model)).cached(self, self._spread_over)
+
+    def _spread_over(self, plan: Plan) -> list[ChannelConfig]:
+        return _spread(plan, self) if self.nonuniform else plan.lattice(self.lattice)
 
     @property
     def may_leave_out_widest(self) -> bool:
@@ -110,10 +111,10 @@ def sample_widths(
         raise AnywidthError(
             f"sampling={sampling!r}: expected a Sampling, such as Sampling(count=4)"
         )
-    source = _source(model)
-    plan = source if isinstance(source, Plan) else source.plan
+    plan = model if isinstance(model, Plan) else plan_of(model)
     if sampling.rule == "fixed":
-        return [plan.resolve(width) for width in _widest_first(plan, sampling.widths)]
+        configs = [plan.resolve(width) for width in sampling.widths]
+        return sorted(configs, key=lambda config: -sum(n for _, n in config.items()))
     ends = {
         "sandwich": [plan.widest, plan.narrowest],
         "max+random": [plan.widest],
@@ -127,19 +128,16 @@ def sample_widths(
     known = sampling.configurations(model)
     if sampling.density == "uniform" or sampling.nonuniform:  # these have the density themselves
         return ends + chance.choices(known, k=number)
-    widths = (_width(plan, sampling, chance.random()) for _ in range(number))
-    return ends + [known[round(_place(plan, width) * (len(known) - 1))] for width in widths]
-
-
-def _source(model: nn.Module | Plan) -> Plan | SlimmableState:
-    return model if isinstance(model, Plan) else state_of(network_in(model))
+    low, span = plan.widths.low, max(plan.widths.high - plan.widths.low, 1e-9)
+    places = ((_width(plan, sampling, chance.random()) - low) / span for _ in range(number))
+    return ends + [known[round(place * (len(known) - 1))] for place in places]
 
 
 def _draw(plan: Plan, sampling: Sampling, chance: random.Random) -> ChannelConfig:
-    if sampling.nonuniform:
-        groups = plan.elastic()
-        return plan.resolve({g.name: _width(plan, sampling, chance.random()) for g in groups})
-    return plan.resolve(_width(plan, sampling, chance.random()))
+    if not sampling.nonuniform:
+        return plan.resolve(_width(plan, sampling, chance.random()))
+    groups = plan.elastic()
+    return plan.resolve({g.name: _width(plan, sampling, chance.random()) for g in groups})
 
 
 def _width(plan: Plan, sampling: Sampling, share: float) -> float:
@@ -148,12 +146,6 @@ def _width(plan: Plan, sampling: Sampling, share: float) -> float:
     if sampling.density == "uniform":
         return low + (high - low) * share
     return min(low * (high / low) ** share, high)
-
-
-def _place(plan: Plan, width: float) -> float:
-    """Where in the range a width lies, from 0 to 1."""
-    low, high = plan.widths.low, plan.widths.high
-    return (width - low) / (high - low) if high > low else 0.0
 
 
 def _spread(plan: Plan, sampling: Sampling) -> list[ChannelConfig]:
@@ -173,7 +165,3 @@ def _spread(plan: Plan, sampling: Sampling) -> list[ChannelConfig]:
     }
     rows = ({name: one[i] for name, one in widths.items()} for i in range(count))
     return sorted(dict.fromkeys(map(plan.resolve, rows)), key=plan.macs)
-
-
-def _widest_first(plan: Plan, widths: Sequence[Width]) -> list[Width]:
-    return sorted(widths, key=lambda w: -sum(n for _, n in plan.resolve(w).items()))

@@ -20,14 +20,7 @@ Teacher = Literal["full", "ema"] | nn.Module | Callable[..., Any]
 
 
 class Teaching:
-    """Runs the teacher of a step on its batches.
-
-    Args:
-        teacher: `"full"`, `"ema"`, a network, or a function of the network's inputs.
-        model: the network in training.
-        ema: the average of its weights, for `"ema"`.
-        objective: has the distillation and the precision.
-    """
+    """Runs the teacher of a step on its batches; `ema` averages the weights of `model`."""
 
     def __init__(
         self, teacher: Teacher, model: nn.Module, ema: WeightAverage | None, objective: Objective
@@ -91,15 +84,11 @@ class Teaching:
             ours = _shapes(call(self.model, inputs))
         if theirs != ours:
             raise AnywidthError(
-                f"the teacher's output has shape {_spell(theirs)}, and the network's {_spell(ours)}"
-                ": expected the same. Adapt it in a function, such as teacher=lambda images: "
-                "large(images)[:, :10]"
+                f"the teacher's output has shape {theirs}, and the network's {ours}: expected the "
+                "same. Adapt it in a function, such as teacher=lambda images: large(images)[:, :10]"
             )
 
 
-def _shapes(output: Any) -> list[Any]:
-    return [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in leaves(output)]
-
-
-def _spell(shapes: list[Any]) -> str:
-    return " and ".join(map(str, shapes)) or "none"
+def _shapes(output: Any) -> str:
+    parts = (tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in leaves(output))
+    return " and ".join(map(str, parts)) or "none"
