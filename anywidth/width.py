@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anywidth.errors import AnywidthError
+from anywidth.json_values import mapped, whole
 
 # The rounding error of a width computed as 0.25 + 30 * 0.025 or kept in single precision.
 _ROUNDING = 1e-6
@@ -134,12 +135,10 @@ class ChannelConfig:
         return dict(self.channels)
 
     @staticmethod
-    def from_json(data: Mapping[str, int]) -> ChannelConfig:
-        if not isinstance(data, Mapping):
-            raise AnywidthError(
-                f"configuration {data!r}: expected a mapping from group to channels"
-            )
-        return ChannelConfig(tuple(data.items()))
+    def from_json(
+        data: Mapping[str, int], at: str = "a mapping from group to channels"
+    ) -> ChannelConfig:
+        return ChannelConfig(tuple(mapped(whole(1))(data, at).items()))
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}={n}" for name, n in self.channels[:3])

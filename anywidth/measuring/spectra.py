@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from anywidth.errors import AnywidthError
+from anywidth.errors import AnywidthError, errors_about
 from anywidth.json_values import (
     any_number,
     listed,
@@ -175,16 +175,9 @@ class Spectrum:
         version = data.get("version") if isinstance(data, Mapping) else None
         if version != _VERSION:
             raise AnywidthError(f"spectrum of version {version!r}: expected version {_VERSION}")
-        try:
+        with errors_about("damaged spectrum", "write it again with to_json()"):
             found = _SPECTRUM(data, "")
-        except AnywidthError as error:
-            raise AnywidthError(
-                f"damaged spectrum ({error}); write it again with to_json()"
-            ) from error
-        points = tuple(
-            SpectrumPoint(**{**point, "channels": ChannelConfig.from_json(point["channels"])})
-            for point in found["points"]
-        )
+        points = tuple(SpectrumPoint(**point) for point in found["points"])
         return Spectrum(points=points, **{name: found[name] for name in _KEPT})
 
     def to_csv(self, path: str | Path) -> None:
@@ -206,7 +199,7 @@ class Spectrum:
 _POINT = record(
     {
         "width": optional(number),
-        "channels": mapped(whole(1)),
+        "channels": ChannelConfig.from_json,
         "macs": whole(0),
         "parameters": whole(0),
         "metrics": mapped(any_number),
@@ -253,10 +246,10 @@ def spectrum(
         name: the label in plots and tables.
         kind: "us", "s", "i" or "control"; decides how a plot draws it.
         measure_latency: also time forward passes of one example: the widths take turns, and the
-            mean of the fastest third is the latency. On a CPU this is
-            the network with folded norms, as one would ship it: in onnxruntime if the packages
-            anywidth-runtime and onnx are installed, else in PyTorch. On a GPU it is the sliced
-            network in PyTorch, because cuDNN prepares every new shape for up to a second.
+            mean of the fastest third is the latency. On a CPU this is the network with folded
+            norms, as one would ship it: in onnxruntime if the packages anywidth-runtime and onnx
+            are installed, else in PyTorch. On a GPU it is the sliced network in PyTorch, because
+            cuDNN prepares every new shape for up to a second.
         progress: show the progress, if rich is installed.
 
     Example:
@@ -289,11 +282,11 @@ def spectrum(
         config = state.resolve(width)
         uniform = None if isinstance(width, ChannelConfig) else float(width)
         costs = macs(model, config), parameter_count(model, config)
-        times: tuple[Any, ...] = ()
+        point = SpectrumPoint(uniform, config, *costs, dict(measured[config]))
         if timed is not None:
-            time = timed.timings[config]
-            times = time.milliseconds, (time.fastest, time.median)
-        points.append(SpectrumPoint(uniform, config, *costs, dict(measured[config]), *times))
+            ms, fastest, median = timed.timings[config]
+            point = replace(point, latency_ms=ms, latency_range=(fastest, median))
+        points.append(point)
     found = Spectrum(name, tuple(points), kind)
     return found if timed is None else replace(found, latency_by=timed.by, latency_on=timed.on)
 

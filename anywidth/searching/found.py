@@ -99,12 +99,13 @@ def _plain(value: Any) -> Any:
     return value.to_json() if isinstance(value, ChannelConfig) else value
 
 
-_JUDGED = record({"channels": mapped(whole(1)), "cost": number, "metrics": mapped(any_number)})
+_JUDGED = record(
+    {"channels": ChannelConfig.from_json, "cost": number, "metrics": mapped(any_number)}
+)
 
 
 def _judged(value: Any, at: str) -> Judged:
-    fields = _JUDGED(value, at)
-    return Judged(**{**fields, "channels": ChannelConfig.from_json(fields["channels"])})
+    return Judged(**_JUDGED(value, at))
 
 
 _RESULT = record(

@@ -107,7 +107,7 @@ _WIDTHS = json_values.listed(
         {
             "width": json_values.optional(json_values.number),
             "ready": json_values.flag,
-            "channels": json_values.mapped(json_values.whole(1)),
+            "channels": ChannelConfig.from_json,
         }
     )
 )
@@ -122,17 +122,16 @@ def read_statistics(
         widths = _WIDTHS(json.loads(metadata["widths"]), "widths")
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise AnywidthError(f"these are not batch-norm statistics of anywidth: {error}") from error
-    configs = [ChannelConfig.from_json(entry["channels"]) for entry in widths]
-    labels = [(entry["width"], entry["ready"]) for entry in widths]
     norms = norm_records(model)
     paths = {module: path for path, module in model.named_modules()}
     loaded: Loaded = []
-    for number, config in enumerate(configs):
+    for number, width in enumerate(widths):
+        config = width["channels"]
         plan.check(config)
         expected = empty_statistics(model, norms, config, None)
         for norm, record in norms.items():
             path, statistics = paths[norm], expected[norm]
-            statistics.label, statistics.ready = labels[number]
+            statistics.label, statistics.ready = width["width"], width["ready"]
             for name in RUNNING:
                 given, held = tensors.get(f"{number}/{path}.{name}"), getattr(statistics, name)
                 if given is None:
