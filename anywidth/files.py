@@ -21,6 +21,9 @@ from torch import Tensor
 from anywidth.errors import AnywidthError
 from anywidth.json_values import check_encodable, mapped, text
 
+Content = bytes | Callable[[BinaryIO], None]
+"""The bytes of a file, or a function that writes them to an open file."""
+
 # A safetensors file starts with the length of its header, in this many bytes.
 _LENGTH_BYTES = 8
 _MOST_JSON = 2**28
@@ -29,44 +32,32 @@ _MOST_JSON = 2**28
 _OURS, _DIGITS = "anywidth.metadata", 64
 
 
-def write_atomically(
-    path: str | Path,
-    content: bytes | Callable[[BinaryIO], None],
-    *,
-    named: Path | None = None,
-) -> None:
+def write_atomically(path: str | Path, content: Content, *, named: Path | None = None) -> None:
     """Write a file so that `path` has the old or the new content, whenever the process dies.
 
     The content is written to a temporary file in the same folder, forced to the disk, and renamed
-    to `path`. `remove_leftovers` removes the temporary files of killed processes.
-
-    Args:
-        path: the file; its folder must exist.
-        content: the bytes, or a function that writes them to an open file.
-        named: the file's name in errors, if its folder will be renamed; `path` if not given.
+    to `path`. `remove_leftovers` removes the temporary files of killed processes. Errors call the
+    file `named`, if its folder will be renamed.
     """
-    path = Path(path)
-    with errors_that_name(named or path), _written_beside(path, content) as temporary:
-        os.replace(temporary, path)
-    sync_folder(path.parent)
+    write_together({Path(path): content}, named=named)
 
 
-def write_together(contents: Mapping[Path, bytes]) -> None:
+def write_together(contents: Mapping[Path, Content], *, named: Path | None = None) -> None:
     """Write files that belong together: all new ones are on the disk before any is replaced."""
     with contextlib.ExitStack() as stack:
         temporaries = {}
         for path, content in contents.items():
-            with errors_that_name(path):
+            with errors_that_name(named or path):
                 temporaries[path] = stack.enter_context(_written_beside(path, content))
         for path, temporary in temporaries.items():
-            with errors_that_name(path):
+            with errors_that_name(named or path):
                 os.replace(temporary, path)
     for folder in {path.parent for path in contents}:
         sync_folder(folder)
 
 
 @contextlib.contextmanager
-def _written_beside(path: Path, content: bytes | Callable[[BinaryIO], None]) -> Iterator[Path]:
+def _written_beside(path: Path, content: Content) -> Iterator[Path]:
     """The content on the disk, under a temporary name that is removed afterwards."""
     temporary = temporary_path(path)
     try:
