@@ -83,7 +83,8 @@ def load(model: nn.Module, path: str | Path) -> None:
     tensors, about = load_tensors(path)
     _check_version(path, about.get("anywidth"))
     weights = _under(_WEIGHTS, tensors)
-    _check_weights(path, weights, model.state_dict())
+    if wrong := misfits(weights, model.state_dict()):
+        raise AnywidthError(f"{path}: saved from another network; its weights: {wrong}")
     try:
         plan = Plan.from_json(json.loads(about["plan"]))
         average_outputs = json.loads(about["average_outputs"])
@@ -102,11 +103,7 @@ def load(model: nn.Module, path: str | Path) -> None:
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
 def _check_version(path: Path, version: str | None) -> None:
@@ -120,11 +117,6 @@ def _check_version(path: Path, version: str | None) -> None:
             f"{path}: saved in version {version} of the format; this version of anywidth reads "
             f"versions {_VERSION} and {_WITH_TUNED}"
         )
-
-
-def _check_weights(path: Path, weights: Mapping[str, Tensor], held: Mapping[str, Any]) -> None:
-    if wrong := misfits(weights, held):
-        raise AnywidthError(f"{path}: saved from another network; its weights: {wrong}")
 
 
 def _check_plan(path: Path, saved: Plan, ours: Plan) -> None:

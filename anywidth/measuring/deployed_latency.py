@@ -107,10 +107,7 @@ def _is_on_cpu(model: nn.Module) -> bool:
 
 
 def _timed_by_runtime(
-    model: nn.Module,
-    configs: Sequence[ChannelConfig],
-    repeats: int,
-    advance: Callable[..., None],
+    model: nn.Module, configs: Sequence[ChannelConfig], repeats: int, advance: Callable[..., None]
 ) -> Latencies:
     from anywidth_runtime.latency import this_machine, time_graphs
 
@@ -134,10 +131,7 @@ def _timed_by_runtime(
 
 
 def _timed_by_pytorch(
-    model: nn.Module,
-    configs: Sequence[ChannelConfig],
-    repeats: int,
-    advance: Callable[..., None],
+    model: nn.Module, configs: Sequence[ChannelConfig], repeats: int, advance: Callable[..., None]
 ) -> dict[ChannelConfig, Timing]:
     """Extracted networks, of which as many as fit into memory take turns; on a GPU sliced ones."""
     inputs, is_sliced = one_example(model), not _is_on_cpu(model)

@@ -15,10 +15,7 @@ from anywidth.errors import AnywidthError
 
 
 def soft_cross_entropy(
-    logits: Tensor,
-    teacher_logits: Tensor,
-    temperature: float = 1.0,
-    kept: Tensor | None = None,
+    logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0, kept: Tensor | None = None
 ) -> Tensor:
     """Cross entropy against the soft labels of the full width (the paper's inplace distillation).
 
