@@ -31,7 +31,7 @@ from anywidth.slimming.norm_statistics import (
     tracked_statistics,
 )
 from anywidth.slimming.state import check_layers, state_of
-from anywidth.training.calibration_batches import calibration_batches, samples_in
+from anywidth.training.calibration_batches import calibration_batches
 from anywidth.training.inputs_kept import inputs_kept
 from anywidth.width import ChannelConfig, Width, is_number, whole_number, width_list
 
@@ -113,8 +113,7 @@ def calibrate(
         if forward is not None:  # the number of samples in such a batch is unknown
             hooks.weigh(norms)
         run = (lambda model, inputs: model(*inputs)) if forward is None else forward
-        for inputs in calibration_batches(loader, model, samples, forward is not None):
-            count = samples_in(inputs) if forward is None else 1
+        for count, inputs in calibration_batches(loader, model, samples, forward is not None):
             seen += count
             share = count / seen
             if method == "moving":
