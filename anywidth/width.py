@@ -87,12 +87,10 @@ class ChannelConfig:
     channels: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
-        if isinstance(self.channels, Mapping):
-            object.__setattr__(self, "channels", tuple(self.channels.items()))
+        pairs = self.channels.items() if isinstance(self.channels, Mapping) else self.channels
         # JSON does not take numpy's integers, which a search may draw.
-        if not all(type(n) is int for _, n in self.channels):
-            plain = ((group, whole_number(n) or n) for group, n in self.channels)
-            object.__setattr__(self, "channels", tuple(plain))
+        plain = tuple((g, n if type(n) is int else whole_number(n) or n) for g, n in pairs)
+        object.__setattr__(self, "channels", plain)
         object.__setattr__(self, "_lookup", dict(self.channels))
         object.__setattr__(self, "_hash", hash(self.channels))
 

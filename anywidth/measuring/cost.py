@@ -120,21 +120,18 @@ def _inputs(model: nn.Module, plan: Plan, size: int, shape: tuple[int, ...] | No
     tensors = [x for x in examples if isinstance(x, Tensor)]
     # Beside images, whole numbers are something else, such as labels. Alone they are the input.
     is_of_numbers = not any(x.is_floating_point() for x in tensors)
-    return [
-        _batch_like(x, size, shape if is_of_numbers or x.is_floating_point() else None)
-        if isinstance(x, Tensor)
-        else _as_many(x, size)
-        for x in examples
-    ]
 
+    def many(argument: Any) -> Any:
+        if isinstance(argument, Tensor):
+            is_shaped = is_of_numbers or argument.is_floating_point()
+            return _batch_like(argument, size, shape if is_shaped else None)
+        if is_images(argument):  # as detectors take a batch
+            return [argument[number % len(argument)] for number in range(size)]
+        if isinstance(argument, list | tuple):
+            return [_batch_like(x, size, None) if isinstance(x, Tensor) else x for x in argument]
+        return argument
 
-def _as_many(argument: Any, size: int) -> Any:
-    """A list of images, as detectors take it, with so many of them; or a list of batches."""
-    if is_images(argument):
-        return [argument[number % len(argument)] for number in range(size)]
-    if isinstance(argument, list | tuple):
-        return [_batch_like(x, size, None) if isinstance(x, Tensor) else x for x in argument]
-    return argument
+    return [many(argument) for argument in examples]
 
 
 def _batch_like(example: Tensor, size: int, shape: tuple[int, ...] | None) -> Tensor:

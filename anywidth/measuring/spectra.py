@@ -43,7 +43,13 @@ KINDS = ("us", "s", "i", "control")
 _VERSION = 1
 _COST_COLUMNS = ("width", "macs", "parameters")
 # The fields of a spectrum that a file keeps beside its points.
-_KEPT = ("name", "kind", "latency_by", "latency_on", "measured_on")
+_KEPT = {
+    "name": text,
+    "kind": text,
+    "measured_on": text,
+    "latency_by": optional(text),
+    "latency_on": optional(text),
+}
 
 
 @dataclass(frozen=True)
@@ -209,15 +215,7 @@ _POINT = record(
     {"latency_range": None},  # files of older versions lack it
 )
 _SPECTRUM = record(
-    {
-        "version": whole(_VERSION, _VERSION),
-        "name": text,
-        "kind": text,
-        "latency_by": optional(text),
-        "latency_on": optional(text),
-        "measured_on": text,
-        "points": listed(_POINT),
-    },
+    {"version": whole(_VERSION, _VERSION), **_KEPT, "points": listed(_POINT)},
     {"latency_by": None, "latency_on": None, "measured_on": ""},
 )
 

@@ -30,6 +30,9 @@ class WeightAverage:
     optimizer takes a step. At the end, `step.ema.copy_to(model, loader)` puts it in place of the
     weights. Batch-norm statistics are not averaged: they are computed with the averaged weights.
 
+    `network` is a copy of the network with the averaged weights, without statistics for them.
+    Calibrate it before you evaluate it, at full width too; an update ends its statistics.
+
     Args:
         model: a converted network, or a model with one in it.
         decay: the share that an update keeps. Early updates keep less, (1 + n) / (10 + n) after n
@@ -46,33 +49,25 @@ class WeightAverage:
         self.decay = decay
         self._source = model
         with without_graphs(model):
-            self._copy = copy.deepcopy(model).requires_grad_(False).eval()
-        drop_fast_paths(self._copy)  # it runs at one width, for which PyTorch's layers do
+            self.network = copy.deepcopy(model).requires_grad_(False).eval()
+        drop_fast_paths(self.network)  # it runs at one width, for which PyTorch's layers do
         self.restart()
-
-    @property
-    def network(self) -> nn.Module:
-        """A copy of the network with the averaged weights, without statistics for them.
-
-        Calibrate it before you evaluate it, at full width too; an update ends its statistics.
-        """
-        return self._copy
 
     @torch.no_grad()
     def restart(self) -> None:
         """Start again from the network's present weights."""
         self.updates = 0
         device = next(self._source.parameters()).device
-        if next(self._copy.parameters()).device != device:
-            self._copy.to(device)
+        if next(self.network.parameters()).device != device:
+            self.network.to(device)
         self._copy_rest()
-        for own, source in zip(self._copy.parameters(), self._source.parameters(), strict=True):
+        for own, source in zip(self.network.parameters(), self._source.parameters(), strict=True):
             own.data = source.detach().clone()  # it may have another dtype by now
         # The copy's own parameters, if these are exact enough: in half precision most updates
         # would be rounded away, because each is a small share.
         self._averages = {
             name: parameter.to(torch.promote_types(parameter.dtype, torch.float32))
-            for name, parameter in self._copy.named_parameters()
+            for name, parameter in self.network.named_parameters()
         }
 
     @torch.no_grad()
@@ -136,16 +131,16 @@ class WeightAverage:
 
     def _show(self) -> None:
         """Put averages of a higher precision into the copy."""
-        for name, parameter in self._copy.named_parameters():
+        for name, parameter in self.network.named_parameters():
             if parameter is not self._averages[name]:
                 parameter.copy_(self._averages[name])
 
     def _copy_rest(self) -> None:
         """Buffers follow the network, except statistics, which belong to its weights."""
-        norms = norm_records(self._copy)
+        norms = norm_records(self.network)
         for record in norms.values():
             record.lacks_full = True
-        modules = zip(self._copy.modules(), self._source.modules(), strict=True)
+        modules = zip(self.network.modules(), self._source.modules(), strict=True)
         for own, source in modules:
             for name, buffer in own._buffers.items():
                 value = source._buffers.get(name)
