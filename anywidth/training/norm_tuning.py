@@ -14,16 +14,16 @@ from anywidth.errors import AnywidthError
 from anywidth.planning.modes import evaluating
 from anywidth.slimming.convert import at_width, plan_of
 from anywidth.slimming.converted_part import network_in
-from anywidth.slimming.norm_statistics import (
-    Affine,
-    MissingStatisticsError,
-    Statistics,
-    new_statistics,
-    norm_records,
-)
+from anywidth.slimming.norm_statistics import Affine, MissingStatisticsError, norm_records
 from anywidth.slimming.state import check_layers, state_of
 from anywidth.slimming.tuned_affine import allow_tuned
-from anywidth.training.calibration import Norms, calibrate, only_norms_training, writing_to
+from anywidth.training.calibration import (
+    Norms,
+    calibrate,
+    empty_statistics,
+    only_norms_training,
+    writing_to,
+)
 from anywidth.training.calibration_batches import moved
 from anywidth.training.distillation import Distill
 from anywidth.training.engine.passes import Loss, Objective, detached
@@ -181,7 +181,10 @@ def _train(
     device = next(model.parameters()).device
     full, done = plan_of(model).full, 0
     norms = norm_records(model)
-    fresh = {config: _reading(model, norms, config, tuned[config]) for config in tuned}
+    fresh = {config: empty_statistics(model, norms, config, None) for config in tuned}
+    for config, affines in tuned.items():
+        for norm, affine in affines.items():
+            fresh[config][norm].affine = affine
     with only_norms_training(model, norms), writing_to(norms, fresh, full), torch.enable_grad():
         for _ in range(epochs):
             first = done
@@ -213,14 +216,3 @@ def _train(
                     f"tuning diverged with learning_rate={learning_rate}, so nothing was kept: "
                     "lower it"
                 )
-
-
-def _reading(
-    model: nn.Module, norms: Norms, config: ChannelConfig, affines: Mapping[nn.Module, Affine]
-) -> dict[nn.Module, Statistics]:
-    """Statistics with which norms use those of the batch, and the scales in training."""
-    with at_width(model, config):
-        found = {norm: new_statistics(norm, None) for norm in norms}
-    for norm, affine in affines.items():
-        found[norm].affine = affine
-    return found
