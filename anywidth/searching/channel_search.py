@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
+from anywidth.distributed import stops_together
 from anywidth.errors import AnywidthError
 from anywidth.measuring.shown_progress import progress_if_possible
 from anywidth.searching.budgets import Budget, check_reachable, cost_of, shown_cost
@@ -18,7 +19,6 @@ from anywidth.searching.finalists import Finalists, spread_uniform, uniform_with
 from anywidth.searching.found import Judged, SearchResult
 from anywidth.searching.judging import Evaluate, Judge
 from anywidth.searching.latency_table import LatencyTable
-from anywidth.searching.stopping import stops_together
 from anywidth.searching.ways import evolve, fill, slim
 from anywidth.slimming.state import state_of
 from anywidth.training.seeds import derive_seed

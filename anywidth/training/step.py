@@ -22,16 +22,17 @@ from anywidth.training.engine.graphs import GraphEngine
 from anywidth.training.engine.passes import Loss, Objective, trained_parameters
 from anywidth.training.gpu.fast_layers import use_kernels
 from anywidth.training.inputs_kept import inputs_kept
-from anywidth.training.precision import dtype_by_device
-from anywidth.training.sampling import Sampling, sample_widths
-from anywidth.training.spent_gradients import (
+from anywidth.training.optimizer_hooks import (
     check_spent,
     is_watched,
+    leave_untrained_channels,
     mark_fresh,
     mark_spent,
     marks_kept,
     watch,
 )
+from anywidth.training.precision import dtype_by_device
+from anywidth.training.sampling import Sampling, sample_widths
 from anywidth.training.step_checks import (
     check_first_batch,
     check_optimizers,
@@ -42,7 +43,6 @@ from anywidth.training.step_checks import (
 )
 from anywidth.training.teachers import Teacher, Teaching
 from anywidth.training.token_loss import TokenLoss
-from anywidth.training.untrained_channels import leave_untrained_channels
 from anywidth.training.weight_average import WeightAverage, update_after
 from anywidth.training.width_weights import WidthWeights, checked_weights, width_weights
 from anywidth.width import ChannelConfig, Width, whole_number

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from anywidth.errors import AnywidthError
 from anywidth.slimming.norm_statistics import MissingStatisticsError, norm_record
 from anywidth.training.distillation import Distill, ignoring, soft_cross_entropy
-from anywidth.training.spent_gradients import parameters_of, stepping
+from anywidth.training.optimizer_hooks import parameters_of, stepping
 from anywidth.training.token_loss import TokenLoss
 from anywidth.width import is_number
 

@@ -17,7 +17,7 @@ from anywidth.slimming.extraction import without_graphs
 from anywidth.slimming.layers import drop_fast_paths
 from anywidth.slimming.norm_statistics import RUNNING, norm_records
 from anywidth.training.calibration import calibrate
-from anywidth.training.spent_gradients import stepping
+from anywidth.training.optimizer_hooks import stepping
 from anywidth.width import Width, is_number
 
 _UPDATES, _WEIGHTS = "updates", "weights/"
