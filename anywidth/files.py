@@ -13,9 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from anywidth.errors import AnywidthError
@@ -216,6 +214,8 @@ def encode_tensors(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None, path: Path
 ) -> bytes:
     """The bytes of a safetensors file; `path` is only used in errors."""
+    import safetensors.torch  # here, because importing this library needs only torch
+
     plain: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, given in tensors.items():
@@ -233,7 +233,7 @@ def encode_tensors(
     about = json.dumps(dict(metadata or {}), sort_keys=True)
     try:
         return safetensors.torch.save(plain, metadata={_OURS: _checksum(plain, about) + about})
-    except (SafetensorError, KeyError, ValueError) as error:
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
         kinds = sorted({str(tensor.dtype) for tensor in plain.values()})
         raise AnywidthError(
             f"{path}: safetensors cannot hold these tensors ({error}); their types are {kinds}"
@@ -247,10 +247,12 @@ def decode_tensors(data: bytes, path: Path) -> tuple[dict[str, Tensor], dict[str
             f"{path}: a file of torch.save (pickle), which can execute code, so it is not read; "
             "convert it with torch.load(..., weights_only=True) and anywidth.files.save_tensors"
         )
+    import safetensors.torch
+
     try:
         # safetensors returns them in random order.
         tensors = dict(sorted(safetensors.torch.load(data).items()))
-    except (SafetensorError, KeyError, ValueError) as error:
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
         raise AnywidthError(f"{path}: truncated or not a safetensors file ({error})") from error
     start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
     held = dict(json.loads(data[_LENGTH_BYTES:start]).get("__metadata__") or {})

@@ -18,6 +18,7 @@ from anywidth.deploying.exporting import check_format
 from anywidth.deploying.shared_weights import Match
 from anywidth.deploying.width_graphs import WidthGraph, graphs_in, largest_error, width_graphs
 from anywidth.errors import AnywidthError
+from anywidth.files import write_atomically
 from anywidth.measuring.heartbeat import working
 from anywidth.measuring.spectra import check_statistics
 from anywidth.planning.modes import evaluating
@@ -39,8 +40,6 @@ def write_branches(
 
     The file is read back and compared with the network at every width before it is kept.
     """
-    from anywidth.files import write_atomically
-
     check_format(path)
     if WIDTH in (*deployment.input_names, *deployment.output_names):
         raise AnywidthError(

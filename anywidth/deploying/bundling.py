@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from anywidth._version import __version__
 from anywidth.deploying.width_graphs import WidthGraph, largest_error, width_graphs
 from anywidth.errors import packages_for
+from anywidth.files import errors_that_name, temporary_path, write_atomically
 from anywidth.measuring.cost import macs, parameter_count
 from anywidth.measuring.heartbeat import working
 from anywidth.measuring.spectra import Spectrum, check_statistics
@@ -106,8 +107,6 @@ def write_bundle(
     progress: bool = True,
 ) -> float:
     """Write a bundle and return its largest error, as `Deployment.check` does."""
-    from anywidth.files import write_atomically
-
     runtime = check_packages()
     check_statistics(model, list(widths.values()))
     with evaluating(model):
@@ -198,8 +197,6 @@ def _opened(
     runtime: Any, tensors: Mapping[str, np.ndarray], about: Mapping[str, Any], path: Path
 ) -> Iterator[Any]:
     """A bundle, read back from a temporary file beside `path`."""
-    from anywidth.files import errors_that_name, temporary_path
-
     temporary = temporary_path(path)
     try:
         with errors_that_name(path):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from anywidth.distributed import check_not_sharded
 from anywidth.errors import AnywidthError, errors_about, misfits
+from anywidth.files import load_tensors, save_tensors
 from anywidth.planning.groups import Plan
 from anywidth.planning.parts import ChannelGroup
 from anywidth.slimming.converted_part import network_in
@@ -42,8 +43,6 @@ def save(model: nn.Module, path: str | Path) -> None:
         >>> anywidth.calibrate(model, loader, widths=[0.25, 0.5, 1.0])
         >>> anywidth.save(model, "network.safetensors")
     """
-    from anywidth.files import save_tensors
-
     state = state_of(network_in(model))
     check_not_sharded(model, "save")
     statistics, widths = statistics_to_tensors(model)
@@ -76,8 +75,6 @@ def load(model: nn.Module, path: str | Path) -> None:
         >>> anywidth.calibrated_widths(model)
         [0.25, 0.5, 1.0]
     """
-    from anywidth.files import load_tensors
-
     state = state_of(network_in(model))
     path = Path(path)
     tensors, about = load_tensors(path)

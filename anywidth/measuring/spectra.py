@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from anywidth.errors import AnywidthError, errors_about
+from anywidth.files import write_atomically
 from anywidth.json_values import (
     any_number,
     listed,
@@ -191,8 +192,6 @@ class Spectrum:
 
         A CSV file has no channel configurations; JSON has.
         """
-        from anywidth.files import write_atomically
-
         table = io.StringIO()
         writer = csv.writer(table, lineterminator="\n")
         writer.writerow([*_COST_COLUMNS, *self.metrics, "latency_ms"])

@@ -16,6 +16,7 @@ from torch import nn
 
 from anywidth.distributed import gathered, rank, world_size
 from anywidth.errors import AnywidthError, errors_about
+from anywidth.files import read_json, write_json
 from anywidth.json_values import any_number, mapped
 from anywidth.measuring.spectra import numbers_by_name, undescribed
 from anywidth.planning.modes import evaluating
@@ -136,14 +137,10 @@ class Judge:
         """Writes all answers to the file, if there is one."""
         self._written = time.monotonic()
         if self._notes is not None and rank() == 0:
-            from anywidth.files import write_json
-
             known = {key: found for key, found in self._known.items() if _is_kept(key)}
             write_json(self._notes, {"network": self._network, "known": known})
 
     def _read(self, notes: Path) -> None:
-        from anywidth.files import read_json
-
         data = read_json(notes)
         if data.get("network") != self._network:
             raise AnywidthError(

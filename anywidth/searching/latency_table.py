@@ -19,6 +19,7 @@ from torch import nn
 
 from anywidth.distributed import device_name
 from anywidth.errors import AnywidthError, errors_about
+from anywidth.files import read_json, write_json
 from anywidth.json_values import anything, listed, mapped, number, record, row, text, whole
 from anywidth.measuring.deployed_latency import RUNTIME, deployed_latencies, runs_in_runtime
 from anywidth.planning.groups import Plan
@@ -74,8 +75,6 @@ class LatencyTable:
 
     def save(self, path: str | Path) -> None:
         """Writes the table as JSON."""
-        from anywidth.files import write_json
-
         data = {name: value for name, value in vars(self).items() if name != "_plan"}
         write_json(Path(path), {"version": _VERSION, **data})
 
@@ -88,8 +87,6 @@ class LatencyTable:
             model: the network that it must have been measured with.
             other_device: allow a table of another device than the one this network is on.
         """
-        from anywidth.files import read_json
-
         path, plan = Path(path), state_of(model).plan
         data = read_json(path)
         with errors_about(path):
