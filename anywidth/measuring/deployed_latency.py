@@ -50,13 +50,7 @@ class Timing(NamedTuple):
 
 @dataclass(frozen=True)
 class Latencies:
-    """The time of one example per configuration.
-
-    Args:
-        timings: by configuration.
-        by: what ran the network: "onnxruntime" or "PyTorch".
-        on: the device and its number of threads.
-    """
+    """The time of one example per configuration, what ran it, and on which device."""
 
     timings: dict[ChannelConfig, Timing]
     by: str

@@ -8,6 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic
 from typing import TypeVar
@@ -28,25 +29,20 @@ _UPDATES_IN_THE_PACE = 100
 _CENTURY = 100 * 365 * 86_400.0
 
 
+@dataclass
 class TrainingProgress:
     """Returned by `training_progress`; this class counts and shows nothing (ranks above 0)."""
 
-    def __init__(
-        self,
-        description: str,
-        total: int | None,
-        start: int,
-        images_per_step: int | None,
-        console: Console,
-    ) -> None:
-        self.description = description
-        self.total = total
-        self.step = start
-        self._console = console
-        self._images_per_step = images_per_step
+    description: str
+    total: int | None
+    step: int
+    images_per_step: int | None
+    console: Console
+
+    def __post_init__(self) -> None:
         self._fields: dict[str, str] = {}
         self._started = monotonic()
-        self._recent = deque([(self._started, start)], maxlen=_UPDATES_IN_THE_PACE)
+        self._recent = deque([(self._started, self.step)], maxlen=_UPDATES_IN_THE_PACE)
 
     def update(self, step: int, /, **fields: str | int | float) -> None:
         """Report that `step` steps are done. A field keeps its value until it is given again."""
@@ -73,8 +69,8 @@ class TrainingProgress:
         (first, from_step), (last, to_step) = self._recent[0], self._recent[-1]
         rate = (to_step - from_step) / (last - first) if last > first else 0.0
         pace = f"{rate:,.2f} steps/s"
-        if self._images_per_step is not None:
-            pace = f"{rate * self._images_per_step:,.0f} images/s"
+        if self.images_per_step is not None:
+            pace = f"{rate * self.images_per_step:,.0f} images/s"
         shown = f"{pace}  {_clock(monotonic() - self._started)} elapsed"
         if self.total is None or rate <= 0:
             return shown
@@ -87,7 +83,7 @@ class _Lines(TrainingProgress):
     @contextmanager
     def _running(self) -> Iterator[None]:
         self._line_time, self._line_step = monotonic(), self.step
-        self._file = self._console.file  # now, because a converter may be made quiet while it runs
+        self._file = self.console.file  # now, because a converter may be made quiet while it runs
         try:
             with speaking(self._print):
                 yield
@@ -123,11 +119,11 @@ class _Bar(TrainingProgress):
             MofNCompleteColumn(),
             TextColumn("{task.fields[times]}", markup=False),
             auto_refresh=False,
-            console=self._console,
+            console=self.console,
         )
         self._task = self._progress.add_task(self.description, total=self.total, times="")
         live = Live(
-            console=self._console,
+            console=self.console,
             refresh_per_second=4,
             redirect_stdout=sys.stdout.isatty(),  # a pipe stays a pipe
             get_renderable=self._render,
@@ -137,7 +133,7 @@ class _Bar(TrainingProgress):
 
     def _render(self) -> Group:
         self._progress.update(self._task, completed=self.step, times=self._times())
-        below = [Text(line) for line in _filled(self._pairs(), self._console.width)]
+        below = [Text(line) for line in _filled(self._pairs(), self.console.width)]
         return Group(self._progress.get_renderable(), *below)
 
 

@@ -8,6 +8,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +34,7 @@ _SECONDS_BETWEEN_WRITES = 5.0
 _KNOWN = mapped(mapped(any_number))
 
 
+@dataclass
 class Judge:
     """Evaluates configurations of one network and remembers the answers, also in a file.
 
@@ -44,27 +46,20 @@ class Judge:
     order. An interrupt of one rank raises KeyboardInterrupt in all of them at the same question.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        evaluate: Evaluate,
-        calibration: Iterable[Any] | None,
-        metric: str | None,
-        notes: Path | None,
-        is_stopped: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.model = model
-        self._evaluate = evaluate
-        self._calibration = calibration
-        self._wanted = metric
-        self._notes = notes
-        self._is_stopped = is_stopped
+    model: nn.Module
+    evaluate: Evaluate
+    calibration: Iterable[Any] | None
+    wanted: str | None  # the metric, if one was asked for
+    notes: Path | None
+    is_stopped: Callable[[], bool] = lambda: False
+    passes: int = 0
+
+    def __post_init__(self) -> None:
         self._known: dict[str, dict[str, float]] = {}
         self._written = -math.inf
-        self._network = network_fingerprint(model) if notes is not None else ""
-        self.passes = 0
-        if notes is not None and notes.exists():
-            self._read(notes)
+        self._network = network_fingerprint(self.model) if self.notes is not None else ""
+        if self.notes is not None and self.notes.exists():
+            self._read(self.notes)
 
     def score(self, config: ChannelConfig, kind: Kind = "batch") -> float:
         """The main metric; lower is better."""
@@ -86,7 +81,7 @@ class Judge:
                 self._note({_key(kind, config): self._measured(kind, config)})
         elif new:
             mine = {_key(kind, c): self._measured(kind, c) for c in new[rank() :: world_size()]}
-            answers = gathered((mine, self._is_stopped()))
+            answers = gathered((mine, self.is_stopped()))
             self._note({key: found for known, _ in answers for key, found in known.items()})
             if any(is_stopped for _, is_stopped in answers):
                 raise KeyboardInterrupt
@@ -97,8 +92,8 @@ class Judge:
 
     def prepare(self, config: ChannelConfig) -> None:
         """Calibrates a configuration, so that it can be used after the search."""
-        if self._calibration is not None and norm_records(self.model):
-            calibrate(self.model, self._calibration, [config])
+        if self.calibration is not None and norm_records(self.model):
+            calibrate(self.model, self.calibration, [config])
 
     def _note(self, answers: Mapping[str, dict[str, float]]) -> None:
         self._known.update(answers)
@@ -107,21 +102,21 @@ class Judge:
             self.close()
 
     def _measured(self, kind: Kind, config: ChannelConfig) -> dict[str, float]:
-        by_batch = kind == "batch" or self._calibration is None
+        by_batch = kind == "batch" or self.calibration is None
         if not by_batch:
             self.prepare(config)
         statistics = batch_statistics(self.model) if by_batch else contextlib.nullcontext()
         with evaluating(self.model), torch.no_grad(), at_width(self.model, config), statistics:
-            return numbers_by_name(self._evaluate(self.model))
+            return numbers_by_name(self.evaluate(self.model))
 
     @property
     def metric(self) -> str:
         """The metric that decides: the one asked for, or the first that `evaluate` returns."""
         metrics = self.metrics(state_of(self.model).plan.widest)
-        name = self._wanted or next(iter(metrics), None)
+        name = self.wanted or next(iter(metrics), None)
         if name is None or name not in metrics:
             raise AnywidthError(
-                f"search(metric={self._wanted!r}): evaluate(model) returned {list(metrics)}; name "
+                f"search(metric={self.wanted!r}): evaluate(model) returned {list(metrics)}; name "
                 "one of these"
             )
         if not math.isfinite(metrics[name]):
@@ -136,9 +131,9 @@ class Judge:
     def close(self) -> None:
         """Writes all answers to the file, if there is one."""
         self._written = time.monotonic()
-        if self._notes is not None and rank() == 0:
+        if self.notes is not None and rank() == 0:
             known = {key: found for key, found in self._known.items() if _is_kept(key)}
-            write_json(self._notes, {"network": self._network, "known": known})
+            write_json(self.notes, {"network": self._network, "known": known})
 
     def _read(self, notes: Path) -> None:
         data = read_json(notes)

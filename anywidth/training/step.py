@@ -86,9 +86,6 @@ class SandwichStep:
     The narrower widths together weigh as much as the full one, so that layers which every width
     uses whole do not learn mostly from the narrow ones. `weights="paper"` is the paper's plain sum.
 
-    A call returns a `StepResult`: the configurations of the step with their losses and detached
-    outputs. They are tensors on the device, and valid until the next call.
-
     If something else calls the optimizer (accumulated gradients, a `GradScaler`, accelerate,
     Lightning, Hugging Face's Trainer), use `step.backward(inputs, targets)` instead: it adds the
     gradients of all widths to the parameters' gradients, and does nothing else.
@@ -186,7 +183,7 @@ class SandwichStep:
             )
         check_share(truth)
         weights = checked_weights(weights, widths)
-        if not (autocast is None or autocast == "auto" or isinstance(autocast, torch.dtype)):
+        if autocast != "auto" and not isinstance(autocast, torch.dtype | None):
             raise AnywidthError(
                 f"autocast={autocast!r}: expected a dtype such as torch.bfloat16, 'auto' or None"
             )
@@ -274,12 +271,8 @@ class SandwichStep:
         """Add the gradients of all widths to the parameters' gradients, and count the step.
 
         It does not clear gradients, reduce them over ranks or call the optimizer. Every call draws
-        its own widths from `count`; all ranks draw the same.
-
-        Args:
-            inputs: as in a call.
-            targets: as in a call.
-            scale: scales the gradients; the losses in the result are not scaled.
+        its own widths from `count`; all ranks draw the same. `scale` scales the gradients, but not
+        the losses in the result.
 
         Example:
             >>> for number, (images, labels) in enumerate(loader, start=1):
