@@ -107,12 +107,8 @@ def _timed_by_runtime(
 
     with buffers_kept(model), uncalibrated_allowed(model):
         deployment = described(model)
-        feeds = {
-            name: (example[:1] if 0 in free else example).numpy()
-            for name, example, free in zip(
-                deployment.input_names, deployment.examples, deployment.free_axes, strict=True
-            )
-        }
+        inputs = zip(deployment.input_names, deployment.examples, deployment.free_axes, strict=True)
+        feeds = {name: (x[:1] if 0 in free else x).numpy() for name, x, free in inputs}
 
         def graphs() -> Iterator[bytes]:
             for proto in onnx_graphs(model, configs, deployment):

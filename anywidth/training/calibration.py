@@ -104,8 +104,7 @@ def calibrate(
     mine = list(labels) if group is None else list(labels)[group.rank() :: group.size()]
     fresh = {config: empty_statistics(model, norms, config, labels[config]) for config in mine}
     with (
-        only_norms_training(model, norms),
-        writing_to(norms, fresh, state.plan.full),
+        collecting(model, norms, fresh),
         _NormHooks(norms, None if method == "exact" else momentum) as hooks,
         torch.no_grad(),
     ):
@@ -236,35 +235,26 @@ def _finding_last_norm(model: nn.Module, weights: Weights, is_first: bool) -> It
 
 
 @contextlib.contextmanager
-def only_norms_training(model: nn.Module, norms: Norms) -> Iterator[None]:
-    """Put norms in training mode and everything else in evaluation mode, inside a `with` block."""
-    momenta = [norm.momentum for norm in norms]
-    with at_width(model, state_of(network_in(model)).width), evaluating(model):
+def collecting(model: nn.Module, norms: Norms, fresh: Fresh) -> Iterator[None]:
+    """Norms are in training mode and write to new statistics; all else is in evaluation mode."""
+    before = {n: (record.bank, dict(n._buffers), n.momentum) for n, record in norms.items()}
+    state = state_of(network_in(model))
+    with at_width(model, state.width), evaluating(model):
         for norm, record in norms.items():
             norm.train()
             record.is_calibrating = True
+        for norm, record in norms.items():
+            record.bank = {config: entries[norm] for config, entries in fresh.items()}
+            if state.plan.full in record.bank:
+                full = record.bank[state.plan.full]
+                norm._buffers.update({name: getattr(full, name) for name in RUNNING})
         try:
             yield
         finally:
-            for (norm, record), momentum in zip(norms.items(), momenta, strict=True):
-                norm.momentum = momentum
+            for norm, record in norms.items():
+                record.bank, buffers, norm.momentum = before[norm]
+                norm._buffers.update(buffers)
                 record.is_calibrating = False
-
-
-@contextlib.contextmanager
-def writing_to(norms: Norms, fresh: Fresh, full: ChannelConfig) -> Iterator[None]:
-    """Let every norm write to the new statistics while they are computed."""
-    before = [(record.bank, dict(norm._buffers)) for norm, record in norms.items()]
-    for norm, record in norms.items():
-        record.bank = {config: entries[norm] for config, entries in fresh.items()}
-        if full in record.bank:
-            norm._buffers.update({name: getattr(record.bank[full], name) for name in RUNNING})
-    try:
-        yield
-    finally:
-        for (norm, record), (bank, buffers) in zip(norms.items(), before, strict=True):
-            record.bank = bank
-            norm._buffers.update(buffers)
 
 
 class _NormHooks(contextlib.ExitStack):

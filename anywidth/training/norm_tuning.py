@@ -17,13 +17,7 @@ from anywidth.slimming.converted_part import network_in
 from anywidth.slimming.norm_statistics import Affine, MissingStatisticsError, norm_records
 from anywidth.slimming.state import check_layers, state_of
 from anywidth.slimming.tuned_affine import allow_tuned
-from anywidth.training.calibration import (
-    Norms,
-    calibrate,
-    empty_statistics,
-    only_norms_training,
-    writing_to,
-)
+from anywidth.training.calibration import Norms, calibrate, collecting, empty_statistics
 from anywidth.training.calibration_batches import moved
 from anywidth.training.distillation import Distill
 from anywidth.training.engine.passes import Loss, Objective, detached
@@ -185,7 +179,7 @@ def _train(
     for config, affines in tuned.items():
         for norm, affine in affines.items():
             fresh[config][norm].affine = affine
-    with only_norms_training(model, norms), writing_to(norms, fresh, full), torch.enable_grad():
+    with collecting(model, norms, fresh), torch.enable_grad():
         for _ in range(epochs):
             first = done
             for inputs, targets in loader:

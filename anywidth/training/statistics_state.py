@@ -17,7 +17,6 @@ from anywidth.slimming.norm_statistics import (
     RUNNING,
     NormRecord,
     Statistics,
-    norm_record,
     norm_records,
 )
 from anywidth.slimming.state import state_of
@@ -73,13 +72,14 @@ def statistics_to_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str
     tensors: dict[str, Tensor] = {}
     order: dict[ChannelConfig, int] = {}
     widths: list[dict[str, Any]] = []
-    for path, module in model.named_modules():
-        record = norm_record(module)
-        for config, entry in record.bank.items() if record is not None else ():
+    paths = {module: path for path, module in model.named_modules()}
+    for norm, record in norm_records(model).items():
+        path = paths[norm]
+        for config, entry in record.bank.items():
             if config not in order:
                 order[config] = len(order)
-                label, ready = entry.label, record is not None and record.is_ready(config)
-                widths.append({"width": label, "ready": ready, "channels": config.to_json()})
+                about = {"width": entry.label, "ready": record.is_ready(config)}
+                widths.append({**about, "channels": config.to_json()})
             for name in RUNNING:
                 tensors[f"{order[config]}/{path}.{name}"] = getattr(entry, name)
             if entry.affine is not None and widths[order[config]]["ready"]:
@@ -136,15 +136,12 @@ def read_statistics(
                 given, held = tensors.get(f"{number}/{path}.{name}"), getattr(statistics, name)
                 if given is None:
                     raise AnywidthError(f"statistics of {path!r} are missing for {config}")
-                if given.is_floating_point() != held.is_floating_point():
-                    raise AnywidthError(
-                        f"statistics of {path!r} do not fit {config}: {name} is {given.dtype}, "
-                        f"expected {held.dtype}"
-                    )
-                if given.shape != held.shape:
+                is_alike = given.is_floating_point() == held.is_floating_point()
+                if not is_alike or given.shape != held.shape:
                     raise AnywidthError(
                         f"statistics of {path!r} do not fit {config}: {name} has shape "
-                        f"{tuple(given.shape)}, expected {tuple(held.shape)}"
+                        f"{tuple(given.shape)} and {given.dtype}, expected {tuple(held.shape)} and "
+                        f"{held.dtype}"
                     )
                 held.copy_(given)
             prefix = f"{number}/{path}."
