@@ -32,7 +32,7 @@ from anywidth.slimming.norm_statistics import (
 )
 from anywidth.slimming.state import check_layers, state_of
 from anywidth.training.calibration_batches import calibration_batches
-from anywidth.training.inputs_kept import inputs_kept
+from anywidth.training.step_checks import inputs_kept
 from anywidth.width import ChannelConfig, Width, is_number, whole_number, width_list
 
 Method = Literal["exact", "moving"]

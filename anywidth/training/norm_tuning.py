@@ -22,8 +22,7 @@ from anywidth.training.calibration_batches import moved
 from anywidth.training.distillation import Distill
 from anywidth.training.engine.passes import Loss, Objective, detached
 from anywidth.training.engine.trees import call
-from anywidth.training.inputs_kept import inputs_kept
-from anywidth.training.step_checks import check_share, distillation_for
+from anywidth.training.step_checks import check_share, distillation_for, inputs_kept
 from anywidth.width import ChannelConfig, Width, check_whole, is_number, width_list
 
 Affines = dict[ChannelConfig, dict[nn.Module, Affine]]

@@ -21,7 +21,6 @@ from anywidth.training.engine.eager import EagerEngine
 from anywidth.training.engine.graphs import GraphEngine
 from anywidth.training.engine.passes import Loss, Objective, trained_parameters
 from anywidth.training.gpu.fast_layers import use_kernels
-from anywidth.training.inputs_kept import inputs_kept
 from anywidth.training.optimizer_hooks import (
     check_spent,
     is_watched,
@@ -32,7 +31,13 @@ from anywidth.training.optimizer_hooks import (
     watch,
 )
 from anywidth.training.precision import dtype_by_device
-from anywidth.training.sampling import Sampling, sample_widths
+from anywidth.training.sampling import (
+    Sampling,
+    WidthWeights,
+    checked_weights,
+    sample_widths,
+    width_weights,
+)
 from anywidth.training.step_checks import (
     check_first_batch,
     check_optimizers,
@@ -40,11 +45,11 @@ from anywidth.training.step_checks import (
     check_share,
     distillation_for,
     frozen_norms_named,
+    inputs_kept,
 )
 from anywidth.training.teachers import Teacher, Teaching
 from anywidth.training.token_loss import TokenLoss
 from anywidth.training.weight_average import WeightAverage, update_after
-from anywidth.training.width_weights import WidthWeights, checked_weights, width_weights
 from anywidth.width import ChannelConfig, Width, whole_number
 
 

@@ -1,4 +1,4 @@
-"""Checks of the optimizers, losses and norms of a training step."""
+"""Checks of the optimizers, losses, norms and batches of training."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from anywidth.errors import AnywidthError
 from anywidth.slimming.norm_statistics import MissingStatisticsError, norm_record
 from anywidth.training.distillation import Distill, ignoring, soft_cross_entropy
+from anywidth.training.engine.trees import leaves
 from anywidth.training.optimizer_hooks import parameters_of, stepping
 from anywidth.training.token_loss import TokenLoss
 from anywidth.width import is_number
@@ -170,3 +171,20 @@ def frozen_norms_named(model: nn.Module) -> Iterator[None]:
             "model.train(), or train calibrated widths alone, with "
             'Sampling("fixed", widths=(0.25, 0.5, 1.0))'
         ) from error
+
+
+@contextlib.contextmanager
+def inputs_kept(inputs: Any) -> Iterator[None]:
+    """Refuse a network that changes its input in place: the next width would get what it left.
+
+    PyTorch counts the changes of a tensor, so this costs nothing and waits for no device.
+    """
+    tensors = [x for x in leaves(inputs) if isinstance(x, Tensor) and not x.is_inference()]
+    before = [tensor._version for tensor in tensors]
+    yield
+    if [tensor._version for tensor in tensors] != before:
+        raise AnywidthError(
+            "the network changes its input in place, and several widths run on the same batch: "
+            "each would get what the one before has left. Write x = x - mean instead of x -= mean "
+            "or x.sub_(mean) in its forward, and inplace=False in a first layer"
+        )
