@@ -180,10 +180,9 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file."""
+    content = read_bytes(path, _MOST_JSON)
     try:
-        data = json.loads(read_bytes(path, _MOST_JSON))
-    except AnywidthError:
-        raise
+        data = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise AnywidthError(f"{path}: truncated or not JSON ({error})") from error
     if not isinstance(data, dict):

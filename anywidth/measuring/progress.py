@@ -13,8 +13,10 @@ from datetime import timedelta
 from time import monotonic
 from typing import TypeVar
 
+from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
@@ -133,8 +135,8 @@ class _Bar(TrainingProgress):
 
     def _render(self) -> Group:
         self._progress.update(self._task, completed=self.step, times=self._times())
-        below = [Text(line) for line in _filled(self._pairs(), self.console.width)]
-        return Group(self._progress.get_renderable(), *below)
+        below = Columns([Text(pair) for pair in self._pairs()], padding=(0, 2))
+        return Group(self._progress.get_renderable(), Padding(below, (0, 0, 0, 2)))
 
 
 @contextmanager
@@ -178,17 +180,6 @@ def tracked(
 def _can_redraw(console: Console) -> bool:
     """Whether this is a real terminal: with FORCE_COLOR rich takes a pipe for one."""
     return console.is_jupyter or (console.is_interactive and console.file.isatty())
-
-
-def _filled(pairs: Iterable[str], columns: int) -> list[str]:
-    """Indented lines with as many pairs as fit; a name and its value stay together."""
-    lines: list[str] = []
-    for pair in pairs:
-        if lines and len(lines[-1]) + 2 + len(pair) <= columns:
-            lines[-1] += f"  {pair}"
-        else:
-            lines.append(f"  {pair}")
-    return lines
 
 
 def _clock(seconds: float) -> str:

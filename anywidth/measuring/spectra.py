@@ -90,6 +90,11 @@ class SpectrumPoint:
     latency_ms: float | None = None
     latency_range: tuple[float, float] | None = None
 
+    def is_at(self, width: Width) -> bool:
+        if isinstance(width, ChannelConfig):
+            return self.channels == width
+        return self.width is not None and abs(self.width - width) < 1e-9
+
 
 @dataclass(frozen=True)
 class Spectrum:
@@ -154,10 +159,7 @@ class Spectrum:
     def at(self, width: Width) -> SpectrumPoint:
         """The point of one width."""
         for point in self.points:
-            if isinstance(width, ChannelConfig):
-                if point.channels == width:
-                    return point
-            elif point.width is not None and abs(point.width - width) < 1e-9:
+            if point.is_at(width):
                 return point
         known = [point.width for point in self.points if point.width is not None]
         raise AnywidthError(f"width {width!r} is not in the spectrum {self.name!r}: it has {known}")
@@ -299,11 +301,8 @@ def joined(spectra: Iterable[Spectrum]) -> list[Spectrum]:
 
 def values_at(spectrum: Spectrum, width: float, metric: str) -> list[float]:
     """A metric at one uniform width: no value, one, or one per network of a joined series."""
-    return [
-        point.metrics[metric]
-        for point in spectrum.points
-        if point.width is not None and abs(point.width - width) < 1e-9 and metric in point.metrics
-    ]
+    found = [point.metrics for point in spectrum.points if point.is_at(width)]
+    return [metrics[metric] for metrics in found if metric in metrics]
 
 
 def standard_error(point: SpectrumPoint, metric: str) -> float:

@@ -157,8 +157,7 @@ def _checked(
             f"search(budget={budget!r}): expected a Budget or a list of them, such as "
             'anywidth.Budget("macs", 150e6)'
         )
-    if len({one.kind for one in budgets}) > 1:
-        kinds = sorted({one.kind for one in budgets})
+    if len(kinds := sorted({one.kind for one in budgets})) > 1:
         raise AnywidthError(f"search(): budgets of {kinds}; search for one kind at a time")
     if method not in get_args(Method):
         raise AnywidthError(f"search(method={method!r}): expected one of {get_args(Method)}")

@@ -79,7 +79,7 @@ class WeightAverage:
         pairs = zip(self._source.parameters(), averages, strict=True)
         now = [source.detach().to(average) for source, average in pairs]
         torch._foreach_lerp_(averages, now, share)
-        self._show()
+        _put(dict(self.network.named_parameters()), self._averages)
         self._copy_rest()
 
     def copy_to(
@@ -126,14 +126,8 @@ class WeightAverage:
         _check_names(given, self._averages, "the network of this WeightAverage")
         self.restart()
         _put(self._averages, given)
-        self._show()
+        _put(dict(self.network.named_parameters()), self._averages)
         self.updates = int(updates)
-
-    def _show(self) -> None:
-        """Put averages of a higher precision into the copy."""
-        for name, parameter in self.network.named_parameters():
-            if parameter is not self._averages[name]:
-                parameter.copy_(self._averages[name])
 
     def _copy_rest(self) -> None:
         """Buffers follow the network, except statistics, which belong to its weights."""
@@ -165,7 +159,8 @@ def _known_widths(model: nn.Module) -> list[Width]:
 @torch.no_grad()
 def _put(held: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     for name, tensor in held.items():
-        tensor.copy_(values[name])
+        if tensor is not values[name]:
+            tensor.copy_(values[name])
 
 
 def _check_names(given: Mapping[str, Tensor], held: Mapping[str, Tensor], whose: str) -> None:
