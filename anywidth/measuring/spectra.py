@@ -13,19 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+import anywidth.json_values as values
 from anywidth.errors import AnywidthError, errors_about
 from anywidth.files import write_atomically
-from anywidth.json_values import (
-    any_number,
-    listed,
-    mapped,
-    number,
-    optional,
-    record,
-    row,
-    text,
-    whole,
-)
 from anywidth.measuring.cost import macs, parameter_count
 from anywidth.measuring.deployed_latency import Latencies, deployed_latencies
 from anywidth.measuring.shown_progress import tracked_if_shown
@@ -45,11 +35,11 @@ _VERSION = 1
 _COST_COLUMNS = ("width", "macs", "parameters")
 # The fields of a spectrum that a file keeps beside its points.
 _KEPT = {
-    "name": text,
-    "kind": text,
-    "measured_on": text,
-    "latency_by": optional(text),
-    "latency_on": optional(text),
+    "name": values.text,
+    "kind": values.text,
+    "measured_on": values.text,
+    "latency_by": values.optional(values.text),
+    "latency_on": values.optional(values.text),
 }
 
 
@@ -198,25 +188,25 @@ class Spectrum:
         writer = csv.writer(table, lineterminator="\n")
         writer.writerow([*_COST_COLUMNS, *self.metrics, "latency_ms"])
         for point in self.points:
-            values = [point.metrics.get(name) for name in self.metrics]
-            writer.writerow([point.width, point.macs, point.parameters, *values, point.latency_ms])
+            metrics = [point.metrics.get(name) for name in self.metrics]
+            writer.writerow([point.width, point.macs, point.parameters, *metrics, point.latency_ms])
         write_atomically(path, table.getvalue().encode())
 
 
-_POINT = record(
+_POINT = values.record(
     {
-        "width": optional(number),
+        "width": values.optional(values.number),
         "channels": ChannelConfig.from_json,
-        "macs": whole(0),
-        "parameters": whole(0),
-        "metrics": mapped(any_number),
-        "latency_ms": optional(number),
-        "latency_range": optional(row(number, number)),
+        "macs": values.whole(0),
+        "parameters": values.whole(0),
+        "metrics": values.mapped(values.any_number),
+        "latency_ms": values.optional(values.number),
+        "latency_range": values.optional(values.row(values.number, values.number)),
     },
     {"latency_range": None},  # files of older versions lack it
 )
-_SPECTRUM = record(
-    {"version": whole(_VERSION, _VERSION), **_KEPT, "points": listed(_POINT)},
+_SPECTRUM = values.record(
+    {"version": values.whole(_VERSION, _VERSION), **_KEPT, "points": values.listed(_POINT)},
     {"latency_by": None, "latency_on": None, "measured_on": ""},
 )
 

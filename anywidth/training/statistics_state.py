@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anywidth import json_values
+import anywidth.json_values as values
 from anywidth.errors import AnywidthError
 from anywidth.slimming.convert import plan_of
 from anywidth.slimming.converted_part import network_in
@@ -102,11 +102,11 @@ def load_statistics(
     put_statistics(model, read_statistics(model, tensors, metadata))
 
 
-_WIDTHS = json_values.listed(
-    json_values.record(
+_WIDTHS = values.listed(
+    values.record(
         {
-            "width": json_values.optional(json_values.number),
-            "ready": json_values.flag,
+            "width": values.optional(values.number),
+            "ready": values.flag,
             "channels": ChannelConfig.from_json,
         }
     )

@@ -16,20 +16,13 @@ from anywidth.planning.modes import TrainingModes
 from anywidth.slimming.converted_part import network_in
 from anywidth.slimming.norm_statistics import running_statistics
 from anywidth.slimming.state import check_layers, state_of
+from anywidth.training import optimizer_hooks as hooks
+from anywidth.training import step_checks as checks
 from anywidth.training.distillation import Distill
 from anywidth.training.engine.eager import EagerEngine
 from anywidth.training.engine.graphs import GraphEngine
 from anywidth.training.engine.passes import Loss, Objective, trained_parameters
 from anywidth.training.gpu.fast_layers import use_kernels
-from anywidth.training.optimizer_hooks import (
-    check_spent,
-    is_watched,
-    leave_untrained_channels,
-    mark_fresh,
-    mark_spent,
-    marks_kept,
-    watch,
-)
 from anywidth.training.precision import dtype_by_device
 from anywidth.training.sampling import (
     Sampling,
@@ -37,15 +30,6 @@ from anywidth.training.sampling import (
     checked_weights,
     sample_widths,
     width_weights,
-)
-from anywidth.training.step_checks import (
-    check_first_batch,
-    check_optimizers,
-    check_own_steps,
-    check_share,
-    distillation_for,
-    frozen_norms_named,
-    inputs_kept,
 )
 from anywidth.training.teachers import Teacher, Teaching
 from anywidth.training.token_loss import TokenLoss
@@ -171,8 +155,8 @@ class SandwichStep:
         check_layers(network)
         several: Any = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
         optimizers = [one for one in several if one is not None]
-        check_optimizers(model, optimizers)
-        distillation = distillation_for(loss, distill)
+        checks.check_optimizers(model, optimizers)
+        distillation = checks.distillation_for(loss, distill)
         count = whole_number(widths)
         if count is not None:
             widths = Sampling(count=count, seed=seed)
@@ -186,7 +170,7 @@ class SandwichStep:
                 f"seed={seed!r}: the Sampling has its own seed ({widths.seed}); pass "
                 f"Sampling(..., seed={seed!r})"
             )
-        check_share(truth)
+        checks.check_share(truth)
         weights = checked_weights(weights, widths)
         if autocast != "auto" and not isinstance(autocast, torch.dtype | None):
             raise AnywidthError(
@@ -241,13 +225,13 @@ class SandwichStep:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy of a step: torch copies optimizers without the hooks that follow their steps."""
         self.__dict__.update(state)
-        if not all(map(is_watched, self.optimizers)):
+        if not all(map(hooks.is_watched, self.optimizers)):
             self._follow_optimizers()
 
     def _follow_optimizers(self) -> None:
         plan = state_of(self.network).plan
-        watch(self.optimizers)
-        leave_untrained_channels(self.network, plan, self.sampling, self.optimizers)
+        hooks.watch(self.optimizers)
+        hooks.leave_untrained_channels(self.network, plan, self.sampling, self.optimizers)
         if self.ema is not None:
             update_after(self.optimizers, self.ema)
 
@@ -257,9 +241,9 @@ class SandwichStep:
         A tuple of inputs is the network's positional arguments, as in `anywidth.plan`; a dict is
         its keyword arguments, or its one argument if the network takes a dict.
         """
-        check_own_steps(self.optimizers)
+        checks.check_own_steps(self.optimizers)
         if not self._is_new:
-            check_spent(self.parameters)
+            hooks.check_spent(self.parameters)
         for parameter in self.parameters:  # also those that the optimizer does not hold
             parameter.grad = None
         result = self._add_gradients(inputs, targets, 1.0)
@@ -268,7 +252,7 @@ class SandwichStep:
             self.after_backward()
         for optimizer in self.optimizers:
             optimizer.step()
-        mark_spent(self.parameters, by_step=True)
+        hooks.mark_spent(self.parameters, by_step=True)
         self.count += 1
         return result
 
@@ -310,16 +294,16 @@ class SandwichStep:
             self.ema.restart()  # weights may have been loaded since the step was made
         with (
             torch.cuda.device_of(next(self.model.parameters())),
-            frozen_norms_named(self.model),
-            inputs_kept(inputs),
+            checks.frozen_norms_named(self.model),
+            checks.inputs_kept(inputs),
         ):
             if self._is_new:
                 self.teaching.check(inputs)
             taught = self.teaching.outputs(inputs)
             losses, outputs = self.engine.add_gradients(configs, weights, inputs, targets, taught)
-        mark_fresh(self.parameters)
+        hooks.mark_fresh(self.parameters)
         if self._is_new and len(outputs) > 1:
-            check_first_batch(self.engine.objective.distill, outputs[0], targets)
+            checks.check_first_batch(self.engine.objective.distill, outputs[0], targets)
         self._is_new = False
         self._visited.update(configs)
         return StepResult(configs, losses, outputs, state_of(self.network).plan)
@@ -366,7 +350,7 @@ class SandwichStep:
             self._modes.restore()
             configs = [state_of(self.network).resolve(width) for width in widths]
             device = torch.cuda.device_of(next(self.model.parameters()))
-            with device, marks_kept(self.parameters):
+            with device, hooks.marks_kept(self.parameters):
                 taught = self.teaching.outputs(inputs)
                 self.engine.warm_up(configs, inputs, targets, taught)
 
