@@ -15,13 +15,11 @@ from anywidth.slimming.convert import plan_of
 from anywidth.slimming.converted_part import network_in
 from anywidth.slimming.norm_statistics import (
     RUNNING,
-    NormRecord,
-    Statistics,
     norm_records,
 )
 from anywidth.slimming.state import state_of
 from anywidth.slimming.tuned_affine import allow_tuned, read_affine
-from anywidth.training.calibration import empty_statistics
+from anywidth.training.calibration import Fresh, empty_statistics
 from anywidth.width import ChannelConfig
 
 # The name of the list of widths, which is stored as a tensor of the bytes of its JSON text.
@@ -88,10 +86,6 @@ def statistics_to_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str
     return tensors, {"widths": json.dumps(widths)}
 
 
-# (the record of a norm, a configuration, the statistics to store)
-Loaded = list[tuple[NormRecord, ChannelConfig, Statistics]]
-
-
 def load_statistics(
     model: nn.Module, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
@@ -115,7 +109,7 @@ _WIDTHS = values.listed(
 
 def read_statistics(
     model: nn.Module, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
-) -> Loaded:
+) -> Fresh:
     """Check that statistics fit the network, and return them for `put_statistics`."""
     plan = plan_of(model)
     try:
@@ -124,13 +118,13 @@ def read_statistics(
         raise AnywidthError(f"these are not batch-norm statistics of anywidth: {error}") from error
     norms = norm_records(model)
     paths = {module: path for path, module in model.named_modules()}
-    loaded: Loaded = []
+    loaded: Fresh = {}
     for number, width in enumerate(widths):
         config = width["channels"]
         plan.check(config)
-        expected = empty_statistics(model, norms, config, None)
-        for norm, record in norms.items():
-            path, statistics = paths[norm], expected[norm]
+        loaded[config] = empty_statistics(model, norms, config, None)
+        for norm, statistics in loaded[config].items():
+            path = paths[norm]
             statistics.label, statistics.ready = width["width"], width["ready"]
             for name in RUNNING:
                 given, held = tensors.get(f"{number}/{path}.{name}"), getattr(statistics, name)
@@ -146,20 +140,17 @@ def read_statistics(
                 held.copy_(given)
             prefix = f"{number}/{path}."
             statistics.affine = read_affine(norm, prefix, tensors, len(statistics.running_mean))
-            loaded.append((record, config, statistics))
     return loaded
 
 
-def put_statistics(model: nn.Module, loaded: Loaded) -> None:
+def put_statistics(model: nn.Module, loaded: Fresh) -> None:
     """Replace the statistics of a network, which then belong to its present weights."""
-    configs = {config for _, config, _ in loaded}
-    for record in norm_records(model).values():
-        for config in set(record.bank) - configs:
-            del record.bank[config]
     made_with = state_of(network_in(model)).weights.fingerprint()
-    for record, config, statistics in loaded:
-        statistics.made_with = made_with
-        record.file(config, statistics)
     for norm, record in norm_records(model).items():
+        for config in set(record.bank) - set(loaded):
+            del record.bank[config]
+        for config, entries in loaded.items():
+            entries[norm].made_with = made_with
+            record.file(config, entries[norm])
         if any(entry.affine is not None for entry in record.bank.values()):
             allow_tuned(norm, record)
