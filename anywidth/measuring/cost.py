@@ -99,7 +99,7 @@ def latency(
             "such as (3, 224, 224)"
         )
     state = state_of(model)
-    inputs = _inputs(model, state.plan, batch_size, input_shape)
+    inputs = example_batch(model, batch_size, input_shape)
     config = state.resolve(width)
     timed = extract_quietly(model, config, fold=fold) if extracted or fold else model
     with (
@@ -115,8 +115,11 @@ def latency(
     return Latency(statistics.median(times), min(times), repeats)
 
 
-def _inputs(model: nn.Module, plan: Plan, size: int, shape: tuple[int, ...] | None) -> list[Any]:
-    examples = example_inputs(model, plan)
+def example_batch(
+    model: nn.Module, size: int = 1, shape: tuple[int, ...] | None = None
+) -> list[Any]:
+    """A random input of so many examples; `shape` is that of one, by default the plan's."""
+    examples = example_inputs(model, state_of(model).plan)
     tensors = [x for x in examples if isinstance(x, Tensor)]
     # Beside images, whole numbers are something else, such as labels. Alone they are the input.
     is_of_numbers = not any(x.is_floating_point() for x in tensors)
@@ -144,11 +147,6 @@ def _batch_like(example: Tensor, size: int, shape: tuple[int, ...] | None) -> Te
     shape = (size, *(shape or example.shape[1:]))
     generator = torch.Generator().manual_seed(0)  # the caller's random numbers stay as they are
     return example.new_empty(shape).copy_(torch.randn(shape, generator=generator))
-
-
-def one_example(model: nn.Module) -> list[Any]:
-    """A random input of one example, of the shape the plan was made with."""
-    return _inputs(model, state_of(model).plan, 1, None)
 
 
 def time_pass(model: nn.Module, inputs: list[Any]) -> float:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from anywidth.distributed import device_name
-from anywidth.measuring.cost import macs, one_example, parameter_count, time_pass
+from anywidth.measuring.cost import example_batch, macs, parameter_count, time_pass
 from anywidth.measuring.shown_progress import progress_if_possible
 from anywidth.planning.modes import evaluating
 from anywidth.slimming.convert import at_width
@@ -124,7 +124,7 @@ def _timed_by_pytorch(
     model: nn.Module, configs: Sequence[ChannelConfig], repeats: int, advance: Callable[..., None]
 ) -> dict[ChannelConfig, Timing]:
     """Extracted networks, of which as many as fit into memory take turns; on a GPU sliced ones."""
-    inputs, is_sliced = one_example(model), not _is_on_cpu(model)
+    inputs, is_sliced = example_batch(model), not _is_on_cpu(model)
 
     def sliced_pass(config: ChannelConfig) -> float:
         with at_width(model, config):

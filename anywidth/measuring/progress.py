@@ -159,7 +159,9 @@ def training_progress(
     console = console or Console(stderr=True)
     kind = TrainingProgress
     if rank() == 0 and os.environ.get("RANK", "0") == "0":
-        kind = _Bar if _can_redraw(console) else _Lines
+        # With FORCE_COLOR rich takes a pipe for a terminal.
+        is_terminal = console.is_interactive and console.file.isatty()
+        kind = _Bar if is_terminal or console.is_jupyter else _Lines
     progress = kind(description, total_steps, start, images_per_step, console)
     with progress._running():
         yield progress
@@ -175,11 +177,6 @@ def tracked(
         for done, item in enumerate(iterable, start=1):
             yield item
             progress.update(done)
-
-
-def _can_redraw(console: Console) -> bool:
-    """Whether this is a real terminal: with FORCE_COLOR rich takes a pipe for one."""
-    return console.is_jupyter or (console.is_interactive and console.file.isatty())
 
 
 def _clock(seconds: float) -> str:

@@ -132,7 +132,7 @@ class Judge:
         """Writes all answers to the file, if there is one."""
         self._written = time.monotonic()
         if self.notes is not None and rank() == 0:
-            known = {key: found for key, found in self._known.items() if _is_kept(key)}
+            known = {key: found for key, found in self._known.items() if key.startswith("batch")}
             write_json(self.notes, {"network": self._network, "known": known})
 
     def _read(self, notes: Path) -> None:
@@ -144,7 +144,7 @@ class Judge:
             )
         with errors_about(f"{notes}: damaged notes of a search", "remove the file to start again"):
             known = _KNOWN(data.get("known"), "known")
-        self._known = {key: found for key, found in known.items() if _is_kept(key)}
+        self._known = {key: found for key, found in known.items() if key.startswith("batch")}
         self._check_same_judge(notes)
 
     def _check_same_judge(self, notes: Path) -> None:
@@ -171,11 +171,6 @@ class Judge:
 
 def _key(kind: Kind, config: ChannelConfig) -> str:
     return f"{kind} {json.dumps(config.to_json(), sort_keys=True)}"
-
-
-def _is_kept(key: str) -> bool:
-    """Whether an answer goes into the file: those by batch statistics do."""
-    return key.startswith("batch")
 
 
 def network_fingerprint(model: nn.Module) -> str:
