@@ -225,9 +225,8 @@ def described_tensors(deployment: Deployment, graph: Any) -> dict[str, list[dict
 
     free: dict[str, str] = {}
     inputs = []
-    for one, example, names in zip(
-        graph.input, deployment.examples, deployment.free_axes, strict=True
-    ):
+    given = zip(graph.input, deployment.examples, deployment.free_axes, strict=True)
+    for one, example, names in given:
         for axis, name in names.items():
             free[one.type.tensor_type.shape.dim[axis].dim_param] = name
         sizes = [1 if axis == 0 and 0 in names else n for axis, n in enumerate(example.shape)]
