@@ -176,8 +176,8 @@ def _train(
     norms = norm_records(model)
     fresh = {config: empty_statistics(model, norms, config, None) for config in tuned}
     for config, affines in tuned.items():
-        for norm, affine in affines.items():
-            fresh[config][norm].affine = affine
+        for norm, entry in fresh[config].items():
+            entry.is_tracked, entry.affine = False, affines.get(norm)
     with collecting(model, norms, fresh), torch.enable_grad():
         for _ in range(epochs):
             first = done
