@@ -173,7 +173,8 @@ def check_whole(value: object, least: int, name: str) -> int:
     """`value` as an int, if it is a whole number (also numpy's) of at least `least`."""
     found = whole_number(value)
     if found is None or found < least:
-        raise AnywidthError(f"{name}={value!r}: expected a whole number of at least {least}")
+        expected = f"expected a whole number of at least {least}, such as {max(least, 4)}"
+        raise AnywidthError(f"{name}={value!r}: {expected}")
     return found
 
 

@@ -63,11 +63,9 @@ class Finalists:
             self.judge.judge_all(finalists, "exact")
             best = min(finalists, key=lambda one: self.judge.score(one, "exact"))
             self.judge.prepare(best)
-            found, beside = (
-                Judged(one, costs(one), self.judge.metrics(one, "exact"))
-                for one in (best, reference)
-            )
-            answers.append(Found(budget, found, beside, measured is not None))
+            both = (best, reference)
+            found = [Judged(one, costs(one), self.judge.metrics(one, "exact")) for one in both]
+            answers.append(Found(budget, *found, is_measured=measured is not None))
         return tuple(answers)
 
     def _chosen(self, budget: Budget, known: Sequence[ChannelConfig]) -> list[ChannelConfig]:
