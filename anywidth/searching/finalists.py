@@ -65,7 +65,7 @@ class Finalists:
             self.judge.prepare(best)
             both = (best, reference)
             found = [Judged(one, costs(one), self.judge.metrics(one, "exact")) for one in both]
-            answers.append(Found(budget, *found, is_measured=measured is not None))
+            answers.append(Found(budget, found[0], found[1], measured is not None))
         return tuple(answers)
 
     def _chosen(self, budget: Budget, known: Sequence[ChannelConfig]) -> list[ChannelConfig]:
