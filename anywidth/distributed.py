@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import platform
-from collections.abc import Iterable
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -45,16 +48,20 @@ def start_processes(device: torch.device) -> None:
 
 
 def stop_processes() -> None:
-    if dist.is_available() and dist.is_initialized():
+    if _is_joined():
         dist.destroy_process_group()
 
 
 def rank() -> int:
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return dist.get_rank() if _is_joined() else 0
 
 
 def world_size() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size() if _is_joined() else 1
+
+
+def _is_joined() -> bool:
+    return dist.is_available() and dist.is_initialized()
 
 
 def barrier() -> None:
@@ -95,26 +102,24 @@ def members(group: Group) -> dist.ProcessGroup | None:
         raise AnywidthError(
             f"process_group={group!r}: expected a torch.distributed.ProcessGroup, 'world' or None"
         )
-    if group is None or not dist.is_available() or not dist.is_initialized():
+    if group is None or not _is_joined():
         return None
     found = dist.group.WORLD if group == "world" else group
     return found if found is not None and found.size() > 1 else None
 
 
-@torch.no_grad()
 def average(tensors: Iterable[Tensor], group: Group = "world") -> None:
     """Average tensors over all ranks, in place and in one reduction per dtype."""
     found = members(group)
-    if found is None:
-        return
-    for same in _by_dtype(tensors):
-        flat = _flatten_dense_tensors(same)
-        dist.all_reduce(flat, group=found)
-        flat /= found.size()
-        torch._foreach_copy_(same, list(_unflatten_dense_tensors(flat, same)))
+    if found is not None:
+
+        def mean(flat: Tensor) -> None:
+            dist.all_reduce(flat, group=found)
+            flat /= found.size()
+
+        _exchange(tensors, mean)
 
 
-@torch.no_grad()
 def send_from_first_rank(
     model: nn.Module, parameters: Iterable[nn.Parameter], group: Group = "world"
 ) -> None:
@@ -123,11 +128,21 @@ def send_from_first_rank(
     Only gradients are averaged: ranks that start with different weights would stay different.
     """
     found = members(group)
-    if found is None:
-        return
-    for same in _by_dtype([*parameters, *model.buffers()]):
+    if found is not None:
+        tensors = [*parameters, *model.buffers()]
+        _exchange(tensors, lambda flat: dist.broadcast(flat, group=found, group_src=0))
+
+
+@torch.no_grad()
+def _exchange(tensors: Iterable[Tensor], exchange: Callable[[Tensor], object]) -> None:
+    """Change tensors, except sharded ones, in place and as one flat tensor per dtype."""
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        if not is_sharded(tensor):
+            by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for same in by_dtype.values():
         flat = _flatten_dense_tensors(same)
-        dist.broadcast(flat, group=found, group_src=0)
+        exchange(flat)
         torch._foreach_copy_(same, list(_unflatten_dense_tensors(flat, same)))
 
 
@@ -146,14 +161,6 @@ def check_not_sharded(model: nn.Module, function: str) -> None:
         )
 
 
-def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    found: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in tensors:
-        if not is_sharded(tensor):
-            found.setdefault(tensor.dtype, []).append(tensor)
-    return list(found.values())
-
-
 def gathered(item: Any) -> list[Any]:
     """The values of all ranks, in the order of the ranks."""
     if world_size() == 1:
@@ -168,3 +175,30 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     if world_size() > 1:
         dist.all_reduce(tensor)
     return tensor
+
+
+@contextlib.contextmanager
+def stops_together() -> Iterator[Callable[[], bool]]:
+    """After Ctrl-C: a function that says whether this rank was interrupted since it was last asked.
+
+    A KeyboardInterrupt in the middle of an exchange would leave the other ranks waiting, or give
+    them the answer to another question. In a single process nothing is changed.
+    """
+    arrived = threading.Event()
+
+    def asked() -> bool:
+        found = arrived.is_set()
+        arrived.clear()
+        return found
+
+    if world_size() == 1 or threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    # A signal that is ignored, or ends the process at once, keeps its effect.
+    caught = [one for one in (signal.SIGINT, signal.SIGTERM) if callable(signal.getsignal(one))]
+    before = {one: signal.signal(one, lambda number, frame: arrived.set()) for one in caught}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

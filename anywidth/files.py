@@ -13,13 +13,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from anywidth.errors import AnywidthError
 from anywidth.json_values import check_encodable, mapped, text
+
+Content = bytes | Callable[[BinaryIO], None]
+"""The bytes of a file, or a function that writes them to an open file."""
 
 # A safetensors file starts with the length of its header, in this many bytes.
 _LENGTH_BYTES = 8
@@ -29,44 +30,32 @@ _MOST_JSON = 2**28
 _OURS, _DIGITS = "anywidth.metadata", 64
 
 
-def write_atomically(
-    path: str | Path,
-    content: bytes | Callable[[BinaryIO], None],
-    *,
-    named: Path | None = None,
-) -> None:
+def write_atomically(path: str | Path, content: Content, *, named: Path | None = None) -> None:
     """Write a file so that `path` has the old or the new content, whenever the process dies.
 
     The content is written to a temporary file in the same folder, forced to the disk, and renamed
-    to `path`. `remove_leftovers` removes the temporary files of killed processes.
-
-    Args:
-        path: the file; its folder must exist.
-        content: the bytes, or a function that writes them to an open file.
-        named: the file's name in errors, if its folder will be renamed; `path` if not given.
+    to `path`. `remove_leftovers` removes the temporary files of killed processes. Errors call the
+    file `named`, if its folder will be renamed.
     """
-    path = Path(path)
-    with errors_that_name(named or path), _written_beside(path, content) as temporary:
-        os.replace(temporary, path)
-    sync_folder(path.parent)
+    write_together({Path(path): content}, named=named)
 
 
-def write_together(contents: Mapping[Path, bytes]) -> None:
+def write_together(contents: Mapping[Path, Content], *, named: Path | None = None) -> None:
     """Write files that belong together: all new ones are on the disk before any is replaced."""
     with contextlib.ExitStack() as stack:
         temporaries = {}
         for path, content in contents.items():
-            with errors_that_name(path):
+            with errors_that_name(named or path):
                 temporaries[path] = stack.enter_context(_written_beside(path, content))
         for path, temporary in temporaries.items():
-            with errors_that_name(path):
+            with errors_that_name(named or path):
                 os.replace(temporary, path)
     for folder in {path.parent for path in contents}:
         sync_folder(folder)
 
 
 @contextlib.contextmanager
-def _written_beside(path: Path, content: bytes | Callable[[BinaryIO], None]) -> Iterator[Path]:
+def _written_beside(path: Path, content: Content) -> Iterator[Path]:
     """The content on the disk, under a temporary name that is removed afterwards."""
     temporary = temporary_path(path)
     try:
@@ -191,10 +180,9 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file."""
+    content = read_bytes(path, _MOST_JSON)
     try:
-        data = json.loads(read_bytes(path, _MOST_JSON))
-    except AnywidthError:
-        raise
+        data = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise AnywidthError(f"{path}: truncated or not JSON ({error})") from error
     if not isinstance(data, dict):
@@ -225,6 +213,8 @@ def encode_tensors(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None, path: Path
 ) -> bytes:
     """The bytes of a safetensors file; `path` is only used in errors."""
+    import safetensors.torch  # here, because importing this library needs only torch
+
     plain: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, given in tensors.items():
@@ -242,7 +232,7 @@ def encode_tensors(
     about = json.dumps(dict(metadata or {}), sort_keys=True)
     try:
         return safetensors.torch.save(plain, metadata={_OURS: _checksum(plain, about) + about})
-    except (SafetensorError, KeyError, ValueError) as error:
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
         kinds = sorted({str(tensor.dtype) for tensor in plain.values()})
         raise AnywidthError(
             f"{path}: safetensors cannot hold these tensors ({error}); their types are {kinds}"
@@ -256,10 +246,12 @@ def decode_tensors(data: bytes, path: Path) -> tuple[dict[str, Tensor], dict[str
             f"{path}: a file of torch.save (pickle), which can execute code, so it is not read; "
             "convert it with torch.load(..., weights_only=True) and anywidth.files.save_tensors"
         )
+    import safetensors.torch
+
     try:
         # safetensors returns them in random order.
         tensors = dict(sorted(safetensors.torch.load(data).items()))
-    except (SafetensorError, KeyError, ValueError) as error:
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
         raise AnywidthError(f"{path}: truncated or not a safetensors file ({error})") from error
     start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
     held = dict(json.loads(data[_LENGTH_BYTES:start]).get("__metadata__") or {})

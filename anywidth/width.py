@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anywidth.errors import AnywidthError
+from anywidth.json_values import mapped, whole
 
 # The rounding error of a width computed as 0.25 + 30 * 0.025 or kept in single precision.
 _ROUNDING = 1e-6
@@ -86,12 +87,10 @@ class ChannelConfig:
     channels: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
-        if isinstance(self.channels, Mapping):
-            object.__setattr__(self, "channels", tuple(self.channels.items()))
+        pairs = self.channels.items() if isinstance(self.channels, Mapping) else self.channels
         # JSON does not take numpy's integers, which a search may draw.
-        if not all(type(n) is int for _, n in self.channels):
-            plain = ((group, whole_number(n) or n) for group, n in self.channels)
-            object.__setattr__(self, "channels", tuple(plain))
+        plain = tuple((g, n if type(n) is int else whole_number(n) or n) for g, n in pairs)
+        object.__setattr__(self, "channels", plain)
         object.__setattr__(self, "_lookup", dict(self.channels))
         object.__setattr__(self, "_hash", hash(self.channels))
 
@@ -134,12 +133,10 @@ class ChannelConfig:
         return dict(self.channels)
 
     @staticmethod
-    def from_json(data: Mapping[str, int]) -> ChannelConfig:
-        if not isinstance(data, Mapping):
-            raise AnywidthError(
-                f"configuration {data!r}: expected a mapping from group to channels"
-            )
-        return ChannelConfig(tuple(data.items()))
+    def from_json(
+        data: Mapping[str, int], at: str = "a mapping from group to channels"
+    ) -> ChannelConfig:
+        return ChannelConfig(tuple(mapped(whole(1))(data, at).items()))
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}={n}" for name, n in self.channels[:3])
@@ -169,9 +166,15 @@ def width_list(widths: object, where: str) -> list[Width]:
 
 
 def checked_divisor(divisor: object, where: str) -> int:
-    found = whole_number(divisor)
-    if found is None or found < 1:
-        raise AnywidthError(f"{where}: divisor {divisor!r} must be a whole number of at least 1")
+    return check_whole(divisor, 1, f"{where}: divisor")
+
+
+def check_whole(value: object, least: int, name: str) -> int:
+    """`value` as an int, if it is a whole number (also numpy's) of at least `least`."""
+    found = whole_number(value)
+    if found is None or found < least:
+        expected = f"expected a whole number of at least {least}, such as {max(least, 4)}"
+        raise AnywidthError(f"{name}={value!r}: {expected}")
     return found
 
 

@@ -6,7 +6,7 @@ It is for runtimes without our code. The input `width` chooses the branch.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from torch import nn
 
 from anywidth.deploying.exporting import check_format
 from anywidth.deploying.shared_weights import Match
-from anywidth.deploying.width_graphs import WidthGraph, largest_error, width_graphs
+from anywidth.deploying.width_graphs import WidthGraph, graphs_in, largest_error, width_graphs
 from anywidth.errors import AnywidthError
+from anywidth.files import write_atomically
 from anywidth.measuring.heartbeat import working
 from anywidth.measuring.spectra import check_statistics
 from anywidth.planning.modes import evaluating
@@ -39,8 +40,6 @@ def write_branches(
 
     The file is read back and compared with the network at every width before it is kept.
     """
-    from anywidth.files import write_atomically
-
     check_format(path)
     if WIDTH in (*deployment.input_names, *deployment.output_names):
         raise AnywidthError(
@@ -126,37 +125,40 @@ def _branch(graph: WidthGraph, prefix: str) -> Any:
     for tensor in matched:
         branch.initializer.remove(tensor)
     _rename(branch, given, prefix)
-    cuts = [
-        part for name, match in graph.matches.items() for part in _cut_nodes(prefix + name, match)
-    ]
-    nodes = [part for part in cuts if part.DESCRIPTOR.name == "NodeProto"]
-    branch.initializer.extend(part for part in cuts if part.DESCRIPTOR.name == "TensorProto")
     rest = list(branch.node)
     del branch.node[:]
-    branch.node.extend([*nodes, *rest])
+    for name, match in graph.matches.items():
+        _cut(branch, prefix + name, match)
+    branch.node.extend(rest)
     return branch
 
 
-def _rename(graph: Any, given: set[str], prefix: str) -> None:
+def _rename(branch: Any, given: set[str], prefix: str) -> None:
     """Add a prefix to every name, also in inner graphs, except the names of the file's inputs."""
 
     def own(name: str) -> str:
         return name if not name or name in given else prefix + name
 
-    for one in (*graph.initializer, *graph.input, *graph.output):
-        one.name = own(one.name)
-    for node in graph.node:
-        node.name = own(node.name)
-        node.input[:] = [own(name) for name in node.input]
-        node.output[:] = [own(name) for name in node.output]
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                _rename(inner, given, prefix)
+    for graph in graphs_in(branch):
+        for one in (*graph.initializer, *graph.input, *graph.output):
+            one.name = own(one.name)
+        for node in graph.node:
+            node.name = own(node.name)
+            node.input[:] = [own(name) for name in node.input]
+            node.output[:] = [own(name) for name in node.output]
 
 
-def _cut_nodes(name: str, match: Match) -> Iterator[Any]:
-    """Nodes and constants that compute the weight `name` of a width from the shared weight."""
+def _cut(branch: Any, name: str, match: Match) -> None:
+    """Add the nodes that compute the weight `name` of a width from the shared weight."""
     from onnx import helper, numpy_helper
+
+    def constant(name: str, array: np.ndarray) -> str:
+        branch.initializer.append(numpy_helper.from_array(array, name))
+        return name
+
+    def node(kind: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        branch.node.append(helper.make_node(kind, inputs, [output], **attributes))
+        return output
 
     value = match.source.name
     for axis, cut in enumerate(match.source.cuts):
@@ -165,22 +167,17 @@ def _cut_nodes(name: str, match: Match) -> Iterator[Any]:
         for number, (start, length) in enumerate(stretches):
             place = f"{name}/{axis}/{number}"
             ends = {"start": start, "end": start + length, "axis": axis}
-            for kind, end in ends.items():
-                yield numpy_helper.from_array(np.array([end]), f"{place}/{kind}")
-            inputs = [value, *(f"{place}/{kind}" for kind in ends)]
-            yield helper.make_node("Slice", inputs, [place])
-            parts.append(place)
+            places = [constant(f"{place}/{kind}", np.array([end])) for kind, end in ends.items()]
+            parts.append(node("Slice", [value, *places], place))
         if len(parts) > 1:
-            yield helper.make_node("Concat", parts, [f"{name}/{axis}"], axis=axis)
-            parts = [f"{name}/{axis}"]
+            parts = [node("Concat", parts, f"{name}/{axis}", axis=axis)]
         value = parts[0] if parts else value
     if match.scale is not None:
         sizes = [-1 if axis == match.axis else 1 for axis in range(match.source.whole.ndim)]
-        yield numpy_helper.from_array(match.scale.reshape(sizes), f"{name}/scale")
-        yield helper.make_node("Mul", [value, f"{name}/scale"], [f"{name}/scaled"])
-        value = f"{name}/scaled"
+        scale = constant(f"{name}/scale", match.scale.reshape(sizes))
+        value = node("Mul", [value, scale], f"{name}/scaled")
     # If the order of the axes does not change, this only gives the weight its name.
-    yield helper.make_node("Transpose", [value], [name], perm=match.order)
+    node("Transpose", [value], name, perm=match.order)
 
 
 def _at(width: float, run: Runner) -> Runner:

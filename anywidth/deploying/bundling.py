@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from anywidth._version import __version__
 from anywidth.deploying.width_graphs import WidthGraph, largest_error, width_graphs
 from anywidth.errors import packages_for
+from anywidth.files import errors_that_name, temporary_path, write_atomically
 from anywidth.measuring.cost import macs, parameter_count
 from anywidth.measuring.heartbeat import working
 from anywidth.measuring.spectra import Spectrum, check_statistics
@@ -74,23 +75,9 @@ def export_bundle(
         >>> anywidth_runtime.open("net.anywidth").run(images, width=0.5)
     """
     named = named_widths(model, widths)
-    deployment = described(
-        model,
-        example_input,
-        input_names=input_names,
-        output_names=output_names,
-        wrap=wrap,
-        facts=facts,
-    )
-    write_bundle(
-        model,
-        deployment,
-        Path(path),
-        named,
-        spectrum=spectrum,
-        measure_latency=measure_latency,
-        progress=progress,
-    )
+    names = {"input_names": input_names, "output_names": output_names}
+    deployment = described(model, example_input, **names, wrap=wrap, facts=facts)
+    write_bundle(model, deployment, Path(path), named, spectrum, measure_latency, progress)
 
 
 def named_widths(
@@ -115,18 +102,18 @@ def write_bundle(
     deployment: Deployment,
     path: Path,
     widths: Mapping[Name, Width],
-    *,
     spectrum: Spectrum | None = None,
     measure_latency: bool = True,
     progress: bool = True,
 ) -> float:
     """Write a bundle and return its largest error, as `Deployment.check` does."""
-    from anywidth.files import write_atomically
-
     runtime = check_packages()
     check_statistics(model, list(widths.values()))
     with evaluating(model):
-        configs = _ordered(model, widths)
+        configs = {name: state_of(model).resolve(width) for name, width in widths.items()}
+        # The cheapest first, as in the file's table.
+        order = sorted(configs, key=lambda name: (macs(model, configs[name]), str(name)))
+        configs = {name: configs[name] for name in order}
         tensors, about = _parts(model, deployment, configs, spectrum, progress)
         if measure_latency:
             with (
@@ -151,14 +138,6 @@ def check_packages() -> Any:
     return runtime
 
 
-def _ordered(model: nn.Module, widths: Mapping[Name, Width]) -> dict[Name, ChannelConfig]:
-    """Configurations by name, the cheapest first, as in the file's table."""
-    state = state_of(model)
-    configs = {name: state.resolve(width) for name, width in widths.items()}
-    order = sorted(configs, key=lambda name: (macs(model, configs[name]), str(name)))
-    return {name: configs[name] for name in order}
-
-
 def _parts(
     model: nn.Module,
     deployment: Deployment,
@@ -169,13 +148,14 @@ def _parts(
     """The tensors and the description of a bundle; equal configurations share a graph."""
     numbers = {config: n for n, config in enumerate(dict.fromkeys(configs.values()))}
     graphs = width_graphs(model, list(numbers), deployment, progress)
+    accuracy_name, measured = _measured(spectrum)
     rows = [
         {
             "width": name,
             "variant": numbers[config],
             "macs": macs(model, config),
             "parameters": parameter_count(model, config),
-            **measured_at(spectrum, config),
+            **measured.get(config, {"metrics": {}, "accuracy": None}),
             "latency_ms": None,
         }
         for name, config in configs.items()
@@ -187,7 +167,7 @@ def _parts(
         "takes": deployment.takes,
         "classes": json.loads(facts.pop("classes", "null")),
         "facts": facts,
-        "accuracy_name": accuracy_name(spectrum),
+        "accuracy_name": accuracy_name,
         **described_tensors(deployment, graphs[0].proto.graph),
         "widths": rows,
         "machine": {},
@@ -217,8 +197,6 @@ def _opened(
     runtime: Any, tensors: Mapping[str, np.ndarray], about: Mapping[str, Any], path: Path
 ) -> Iterator[Any]:
     """A bundle, read back from a temporary file beside `path`."""
-    from anywidth.files import errors_that_name, temporary_path
-
     temporary = temporary_path(path)
     try:
         with errors_that_name(path):
@@ -247,9 +225,8 @@ def described_tensors(deployment: Deployment, graph: Any) -> dict[str, list[dict
 
     free: dict[str, str] = {}
     inputs = []
-    for one, example, names in zip(
-        graph.input, deployment.examples, deployment.free_axes, strict=True
-    ):
+    given = zip(graph.input, deployment.examples, deployment.free_axes, strict=True)
+    for one, example, names in given:
         for axis, name in names.items():
             free[one.type.tensor_type.shape.dim[axis].dim_param] = name
         sizes = [1 if axis == 0 and 0 in names else n for axis, n in enumerate(example.shape)]
@@ -266,26 +243,23 @@ def described_tensors(deployment: Deployment, graph: Any) -> dict[str, list[dict
     return {"inputs": inputs, "outputs": outputs}
 
 
-def measured_at(spectrum: Spectrum | None, config: ChannelConfig) -> dict[str, Any]:
-    """The metrics of a configuration; `accuracy` is the main one, and larger is better."""
+def _measured(
+    spectrum: Spectrum | None,
+) -> tuple[str | None, dict[ChannelConfig, dict[str, Any]]]:
+    """The name of the main metric as one of which more is better, and what was measured."""
     if spectrum is None:
-        return {"metrics": {}, "accuracy": None}
-    metrics = next((p.metrics for p in spectrum.points if p.channels == config), {})
-    main = spectrum.metric()
-    value = metrics.get(main)
-    if value is not None and spectrum.describe(main).lower_is_better:
-        value = 100 - value if _ERROR in main else -value
-    return {"metrics": dict(metrics), "accuracy": value}
-
-
-def accuracy_name(spectrum: Spectrum | None) -> str | None:
-    """The name of the metric in the column `accuracy`."""
-    if spectrum is None:
-        return None
-    main = spectrum.metric()
-    if not spectrum.describe(main).lower_is_better:
-        return main
-    return main.replace(_ERROR, "accuracy") if _ERROR in main else f"-{main}"
+        return None, {}
+    main = name = spectrum.metric()
+    is_lower, is_error = spectrum.describe(main).lower_is_better, _ERROR in main
+    if is_lower:
+        name = main.replace(_ERROR, "accuracy") if is_error else f"-{main}"
+    found: dict[ChannelConfig, dict[str, Any]] = {}
+    for point in spectrum.points:
+        value = point.metrics.get(main)
+        if value is not None and is_lower:
+            value = 100 - value if is_error else -value
+        found.setdefault(point.channels, {"metrics": dict(point.metrics), "accuracy": value})
+    return name, found
 
 
 def write_probes(model: nn.Module, path: str | Path, networks: int = PROBES) -> None:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from anywidth.errors import AnywidthError, packages_for
+from anywidth.files import write_atomically
 from anywidth.planning.trace.exported_graphs import quiet
 from anywidth.translating.deployment import Deployment, Runner
 from anywidth.translating.onnx_graphs import open_onnx
@@ -40,8 +41,6 @@ def write_network(network: nn.Module, deployment: Deployment, path: Path) -> flo
     The error is the largest difference between the outputs of the file and of the network for
     random input, relative to the largest output. If it is too large, nothing is written.
     """
-    from anywidth.files import write_atomically
-
     check_format(path)
     encode, open_ = _FORMATS[path.suffix]
     content = encode(network, deployment)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from anywidth.distributed import check_not_sharded
 from anywidth.errors import AnywidthError, errors_about, misfits
+from anywidth.files import load_tensors, save_tensors
 from anywidth.planning.groups import Plan
 from anywidth.planning.parts import ChannelGroup
 from anywidth.slimming.converted_part import network_in
@@ -42,8 +43,6 @@ def save(model: nn.Module, path: str | Path) -> None:
         >>> anywidth.calibrate(model, loader, widths=[0.25, 0.5, 1.0])
         >>> anywidth.save(model, "network.safetensors")
     """
-    from anywidth.files import save_tensors
-
     state = state_of(network_in(model))
     check_not_sharded(model, "save")
     statistics, widths = statistics_to_tensors(model)
@@ -76,14 +75,13 @@ def load(model: nn.Module, path: str | Path) -> None:
         >>> anywidth.calibrated_widths(model)
         [0.25, 0.5, 1.0]
     """
-    from anywidth.files import load_tensors
-
     state = state_of(network_in(model))
     path = Path(path)
     tensors, about = load_tensors(path)
     _check_version(path, about.get("anywidth"))
     weights = _under(_WEIGHTS, tensors)
-    _check_weights(path, weights, model.state_dict())
+    if wrong := misfits(weights, model.state_dict()):
+        raise AnywidthError(f"{path}: saved from another network; its weights: {wrong}")
     try:
         plan = Plan.from_json(json.loads(about["plan"]))
         average_outputs = json.loads(about["average_outputs"])
@@ -102,11 +100,7 @@ def load(model: nn.Module, path: str | Path) -> None:
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
 def _check_version(path: Path, version: str | None) -> None:
@@ -120,11 +114,6 @@ def _check_version(path: Path, version: str | None) -> None:
             f"{path}: saved in version {version} of the format; this version of anywidth reads "
             f"versions {_VERSION} and {_WITH_TUNED}"
         )
-
-
-def _check_weights(path: Path, weights: Mapping[str, Tensor], held: Mapping[str, Any]) -> None:
-    if wrong := misfits(weights, held):
-        raise AnywidthError(f"{path}: saved from another network; its weights: {wrong}")
 
 
 def _check_plan(path: Path, saved: Plan, ours: Plan) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,23 +83,19 @@ def _without_shared(model: nn.Module, config: ChannelConfig, proto: Any) -> Widt
         if matched is not None:
             matches[tensor.name] = matched
             tensor.ClearField("raw_data")
-    _strip(found)
+    # The Python source of each node is most of the graph's bytes.
+    del found.metadata_props[:]
+    for graph in graphs_in(found.graph):
+        del graph.value_info[:], graph.metadata_props[:]
+        for one in (*graph.input, *graph.output, *graph.initializer, *graph.node):
+            del one.metadata_props[:]
+            one.ClearField("doc_string")
     return WidthGraph(found, matches)
 
 
-def _strip(proto: Any) -> None:
-    """Remove the Python source of each node, which is most of the graph's bytes."""
-    del proto.metadata_props[:]
-    _strip_graph(proto.graph)
-
-
-def _strip_graph(graph: Any) -> None:
-    del graph.value_info[:]
-    del graph.metadata_props[:]
-    for one in (*graph.input, *graph.output, *graph.initializer, *graph.node):
-        del one.metadata_props[:]
-        one.ClearField("doc_string")
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                _strip_graph(inner)
+def graphs_in(graph: Any) -> Iterator[Any]:
+    """A graph and all graphs inside its nodes."""
+    yield graph
+    for attribute in (attribute for node in graph.node for attribute in node.attribute):
+        for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            yield from graphs_in(inner)

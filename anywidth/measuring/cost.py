@@ -20,7 +20,7 @@ from anywidth.slimming.convert import at_width
 from anywidth.slimming.extraction import extract_quietly
 from anywidth.slimming.norm_statistics import buffers_kept, uncalibrated_allowed
 from anywidth.slimming.state import state_of
-from anywidth.width import ChannelConfig, Width, whole_number
+from anywidth.width import ChannelConfig, Width, check_whole
 
 
 def macs(model: nn.Module | Plan, width: Width) -> int:
@@ -90,19 +90,16 @@ def latency(
     Example:
         >>> anywidth.latency(model, 0.5).median  # milliseconds
     """
-    numbers = {"repeats": (repeats, 1), "batch_size": (batch_size, 1), "warmup": (warmup, 0)}
-    for name, (value, least) in numbers.items():
-        if whole_number(value) is None or value < least:
-            raise AnywidthError(
-                f"latency({name}={value!r}): expected a whole number of at least {least}"
-            )
+    check_whole(repeats, 1, "latency(): repeats")
+    check_whole(batch_size, 1, "latency(): batch_size")
+    check_whole(warmup, 0, "latency(): warmup")
     if input_shape is not None and not isinstance(input_shape, Sequence):
         raise AnywidthError(
             f"latency(input_shape={input_shape!r}): expected the shape of one example, "
             "such as (3, 224, 224)"
         )
     state = state_of(model)
-    inputs = _inputs(model, state.plan, batch_size, input_shape)
+    inputs = example_batch(model, batch_size, input_shape)
     config = state.resolve(width)
     timed = extract_quietly(model, config, fold=fold) if extracted or fold else model
     with (
@@ -118,26 +115,26 @@ def latency(
     return Latency(statistics.median(times), min(times), repeats)
 
 
-def _inputs(model: nn.Module, plan: Plan, size: int, shape: tuple[int, ...] | None) -> list[Any]:
-    examples = example_inputs(model, plan)
+def example_batch(
+    model: nn.Module, size: int = 1, shape: tuple[int, ...] | None = None
+) -> list[Any]:
+    """A random input of so many examples; `shape` is that of one, by default the plan's."""
+    examples = example_inputs(model, state_of(model).plan)
     tensors = [x for x in examples if isinstance(x, Tensor)]
     # Beside images, whole numbers are something else, such as labels. Alone they are the input.
     is_of_numbers = not any(x.is_floating_point() for x in tensors)
-    return [
-        _batch_like(x, size, shape if is_of_numbers or x.is_floating_point() else None)
-        if isinstance(x, Tensor)
-        else _as_many(x, size)
-        for x in examples
-    ]
 
+    def many(argument: Any) -> Any:
+        if isinstance(argument, Tensor):
+            is_shaped = is_of_numbers or argument.is_floating_point()
+            return _batch_like(argument, size, shape if is_shaped else None)
+        if is_images(argument):  # as detectors take a batch
+            return [argument[number % len(argument)] for number in range(size)]
+        if isinstance(argument, list | tuple):
+            return [_batch_like(x, size, None) if isinstance(x, Tensor) else x for x in argument]
+        return argument
 
-def _as_many(argument: Any, size: int) -> Any:
-    """A list of images, as detectors take it, with so many of them; or a list of batches."""
-    if is_images(argument):
-        return [argument[number % len(argument)] for number in range(size)]
-    if isinstance(argument, list | tuple):
-        return [_batch_like(x, size, None) if isinstance(x, Tensor) else x for x in argument]
-    return argument
+    return [many(argument) for argument in examples]
 
 
 def _batch_like(example: Tensor, size: int, shape: tuple[int, ...] | None) -> Tensor:
@@ -150,11 +147,6 @@ def _batch_like(example: Tensor, size: int, shape: tuple[int, ...] | None) -> Te
     shape = (size, *(shape or example.shape[1:]))
     generator = torch.Generator().manual_seed(0)  # the caller's random numbers stay as they are
     return example.new_empty(shape).copy_(torch.randn(shape, generator=generator))
-
-
-def one_example(model: nn.Module) -> list[Any]:
-    """A random input of one example, of the shape the plan was made with."""
-    return _inputs(model, state_of(model).plan, 1, None)
 
 
 def time_pass(model: nn.Module, inputs: list[Any]) -> float:

@@ -6,12 +6,14 @@ import importlib.util
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from anywidth.distributed import device_name
-from anywidth.measuring.cost import macs, one_example, parameter_count, time_pass
+from anywidth.measuring.cost import example_batch, macs, parameter_count, time_pass
 from anywidth.measuring.shown_progress import progress_if_possible
 from anywidth.planning.modes import evaluating
 from anywidth.slimming.convert import at_width
@@ -29,17 +31,26 @@ _PACKAGES = ("anywidth_runtime", "onnx", "onnxscript")
 _MOST_AT_ONCE = 2**26
 # Timed passes per width: a short pass is disturbed more often, and more of them cost little time.
 _MANY, _FEW, _LARGE = 60, 20, 2e8
+WARM_UP = 3
+
+
+class Timing(NamedTuple):
+    """Milliseconds of one pass, from many passes; the number to report is `milliseconds`."""
+
+    milliseconds: float
+    fastest: float
+    median: float
+
+    @staticmethod
+    def of(times: Sequence[float]) -> Timing:
+        """The mean of the fastest third: the time on a device that does nothing else."""
+        best = sorted(times)[: max(1, len(times) // 3)]
+        return Timing(statistics.fmean(best), best[0], statistics.median(times))
 
 
 @dataclass(frozen=True)
 class Latencies:
-    """The time of one example per configuration.
-
-    Args:
-        timings: by configuration.
-        by: what ran the network: "onnxruntime" or "PyTorch".
-        on: the device and its number of threads.
-    """
+    """The time of one example per configuration, what ran it, and on which device."""
 
     timings: dict[ChannelConfig, Timing]
     by: str
@@ -90,21 +101,14 @@ def _is_on_cpu(model: nn.Module) -> bool:
 
 
 def _timed_by_runtime(
-    model: nn.Module,
-    configs: Sequence[ChannelConfig],
-    repeats: int,
-    advance: Callable[..., None],
+    model: nn.Module, configs: Sequence[ChannelConfig], repeats: int, advance: Callable[..., None]
 ) -> Latencies:
     from anywidth_runtime.latency import this_machine, time_graphs
 
     with buffers_kept(model), uncalibrated_allowed(model):
         deployment = described(model)
-        feeds = {
-            name: (example[:1] if 0 in free else example).numpy()
-            for name, example, free in zip(
-                deployment.input_names, deployment.examples, deployment.free_axes, strict=True
-            )
-        }
+        inputs = zip(deployment.input_names, deployment.examples, deployment.free_axes, strict=True)
+        feeds = {name: (x[:1] if 0 in free else x).numpy() for name, x, free in inputs}
 
         def graphs() -> Iterator[bytes]:
             for proto in onnx_graphs(model, configs, deployment):
@@ -117,25 +121,20 @@ def _timed_by_runtime(
 
 
 def _timed_by_pytorch(
-    model: nn.Module,
-    configs: Sequence[ChannelConfig],
-    repeats: int,
-    advance: Callable[..., None],
+    model: nn.Module, configs: Sequence[ChannelConfig], repeats: int, advance: Callable[..., None]
 ) -> dict[ChannelConfig, Timing]:
     """Extracted networks, of which as many as fit into memory take turns; on a GPU sliced ones."""
-    inputs, is_sliced = one_example(model), not _is_on_cpu(model)
+    inputs, is_sliced = example_batch(model), not _is_on_cpu(model)
+
+    def sliced_pass(config: ChannelConfig) -> float:
+        with at_width(model, config):
+            return time_pass(model, inputs)
 
     def prepared(config: ChannelConfig) -> Callable[[], float]:
-        if not is_sliced:
-            network = extract_quietly(model, config, fold=True).eval()
-            return lambda: time_pass(network, inputs)
-
-        def one_pass() -> float:
-            with at_width(model, config):
-                return time_pass(model, inputs)
-
-        one_pass()  # a GPU prepares every new shape
-        return one_pass
+        if is_sliced:
+            sliced_pass(config)  # a GPU prepares every new shape
+            return partial(sliced_pass, config)
+        return partial(time_pass, extract_quietly(model, config, fold=True).eval(), inputs)
 
     timings: dict[ChannelConfig, Timing] = {}
     with evaluating(model), buffers_kept(model), uncalibrated_allowed(model), torch.no_grad():
@@ -160,34 +159,6 @@ def _grouped(model: nn.Module, configs: Sequence[ChannelConfig]) -> list[list[Ch
         groups[-1].append(config)
         size += parameters
     return groups
-
-
-WARM_UP = 3
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Milliseconds of one pass, from many passes.
-
-    Args:
-        milliseconds: the mean of the fastest third; the number to report.
-        fastest: the shortest pass.
-        median: half of the passes were faster.
-    """
-
-    milliseconds: float
-    fastest: float
-    median: float
-
-    @staticmethod
-    def of(times: Sequence[float]) -> Timing:
-        return Timing(mean_of_fastest(times), min(times), statistics.median(times))
-
-
-def mean_of_fastest(times: Sequence[float]) -> float:
-    """The mean of the fastest third: the time on a device that does nothing else."""
-    best = sorted(times)[: max(1, len(times) // 3)]
-    return statistics.fmean(best)
 
 
 def time_in_turns(

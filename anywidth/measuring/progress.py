@@ -7,17 +7,20 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic
 from typing import TypeVar
 
-import torch.distributed
+from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
+from anywidth.distributed import rank
 from anywidth.errors import AnywidthError
 from anywidth.measuring.heartbeat import nothing, shown, speaking
 
@@ -28,26 +31,20 @@ _UPDATES_IN_THE_PACE = 100
 _CENTURY = 100 * 365 * 86_400.0
 
 
+@dataclass
 class TrainingProgress:
     """Returned by `training_progress`; this class counts and shows nothing (ranks above 0)."""
 
-    def __init__(
-        self,
-        description: str,
-        total: int | None,
-        start: int,
-        images_per_step: int | None,
-        console: Console,
-    ) -> None:
-        self.description = description
-        self.total = total
-        self.step = start
-        self._console = console
-        self._images_per_step = images_per_step
+    description: str
+    total: int | None
+    step: int
+    images_per_step: int | None
+    console: Console
+
+    def __post_init__(self) -> None:
         self._fields: dict[str, str] = {}
-        self._speaking = ExitStack()
         self._started = monotonic()
-        self._recent = deque([(self._started, start)], maxlen=_UPDATES_IN_THE_PACE)
+        self._recent = deque([(self._started, self.step)], maxlen=_UPDATES_IN_THE_PACE)
 
     def update(self, step: int, /, **fields: str | int | float) -> None:
         """Report that `step` steps are done. A field keeps its value until it is given again."""
@@ -58,54 +55,47 @@ class TrainingProgress:
         self._recent.append((monotonic(), step))
         self._show()
 
-    def _start(self) -> None:
-        pass
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """While the work runs."""
+        yield
 
     def _show(self) -> None:
-        pass
+        """After every update."""
 
-    def _finish(self) -> None:
-        pass
+    def _pairs(self) -> list[str]:
+        return [f"{name} {value}" for name, value in self._fields.items()]
 
-    def _values(self) -> str:
-        return _joined(*(f"{name} {value}" for name, value in self._fields.items()))
-
-    def _steps_per_second(self) -> float:
+    def _times(self) -> str:
+        """The pace of late, the time so far, and the time that is left if that is known."""
         (first, from_step), (last, to_step) = self._recent[0], self._recent[-1]
-        return (to_step - from_step) / (last - first) if last > first else 0.0
-
-    def _pace(self) -> str:
-        rate = self._steps_per_second()
-        if self._images_per_step is None:
-            return f"{rate:,.2f} steps/s"
-        return f"{rate * self._images_per_step:,.0f} images/s"
-
-    def _elapsed(self) -> str:
-        return f"{_clock(monotonic() - self._started)} elapsed"
-
-    def _left(self) -> str:
-        rate = self._steps_per_second()
+        rate = (to_step - from_step) / (last - first) if last > first else 0.0
+        pace = f"{rate:,.2f} steps/s"
+        if self.images_per_step is not None:
+            pace = f"{rate * self.images_per_step:,.0f} images/s"
+        shown = f"{pace}  {_clock(monotonic() - self._started)} elapsed"
         if self.total is None or rate <= 0:
-            return ""
-        return f"{_clock((self.total - self.step) / rate)} left"
+            return shown
+        return f"{shown}  {_clock((self.total - self.step) / rate)} left"
 
 
 class _Lines(TrainingProgress):
     """A line at every tenth of the work and every few seconds, even if no step ends, for logs."""
 
-    def _start(self) -> None:
+    @contextmanager
+    def _running(self) -> Iterator[None]:
         self._line_time, self._line_step = monotonic(), self.step
-        self._file = self._console.file  # now, because a converter may be made quiet while it runs
-        self._speaking.enter_context(speaking(self._print))
+        self._file = self.console.file  # now, because a converter may be made quiet while it runs
+        try:
+            with speaking(self._print):
+                yield
+        finally:
+            if self.step != self._line_step:
+                self._print()
 
     def _show(self) -> None:
         waited = monotonic() - self._line_time >= _SECONDS_BETWEEN_LINES
         if waited or self._tenths(self.step) > self._tenths(self._line_step):
-            self._print()
-
-    def _finish(self) -> None:
-        self._speaking.close()
-        if self.step != self._line_step:
             self._print()
 
     def _tenths(self, step: int) -> int:
@@ -114,46 +104,39 @@ class _Lines(TrainingProgress):
     def _print(self) -> None:
         shown()
         self._line_time, self._line_step = monotonic(), self.step
-        done = str(self.step)
+        done = f"{self.description} {self.step}"
         if self.total:
             done += f"/{self.total} ({self.step / self.total:.0%})"
-        times = self._pace(), self._elapsed(), self._left()
-        line = _joined(f"{self.description} {done}", self._values(), *times)
-        print(line, file=self._file, flush=True)
+        print("  ".join([done, *self._pairs(), self._times()]), file=self._file, flush=True)
 
 
 class _Bar(TrainingProgress):
     """A bar that redraws itself, with the fields on a line below: both fit into 80 columns."""
 
-    def _start(self) -> None:
+    @contextmanager
+    def _running(self) -> Iterator[None]:
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[pace]}", markup=False),
+            TextColumn("{task.fields[times]}", markup=False),
             auto_refresh=False,
-            console=self._console,
+            console=self.console,
         )
-        self._task = self._progress.add_task(self.description, total=self.total, pace="")
-        self._live = Live(
-            console=self._console,
+        self._task = self._progress.add_task(self.description, total=self.total, times="")
+        live = Live(
+            console=self.console,
             refresh_per_second=4,
             redirect_stdout=sys.stdout.isatty(),  # a pipe stays a pipe
             get_renderable=self._render,
         )
-        self._live.start()
-        self._speaking.enter_context(speaking(nothing()))
+        with live, speaking(nothing()):
+            yield
 
     def _render(self) -> Group:
-        pace = _joined(self._pace(), self._elapsed(), self._left())
-        self._progress.update(self._task, completed=self.step, pace=pace)
-        pairs = [f"{name} {value}" for name, value in self._fields.items()]
-        below = [Text(line) for line in _filled(pairs, self._console.width)]
-        return Group(self._progress.get_renderable(), *below)
-
-    def _finish(self) -> None:
-        self._speaking.close()
-        self._live.stop()
+        self._progress.update(self._task, completed=self.step, times=self._times())
+        below = Columns([Text(pair) for pair in self._pairs()], padding=(0, 2))
+        return Group(self._progress.get_renderable(), Padding(below, (0, 0, 0, 2)))
 
 
 @contextmanager
@@ -170,23 +153,18 @@ def training_progress(
         with training_progress(steps, start, images_per_step=256) as progress:
             progress.update(step, epoch=3, loss=0.61, accuracy=0.83)
 
-    Args:
-        total_steps: number of all steps; None if it is not known.
-        start: number of steps done before (a resumed run).
-        description: the word at the left.
-        images_per_step: if given, the pace is shown in images per second.
-        console: where to show it.
+    `total_steps` may be unknown; a resumed run has done `start` of them before. With
+    `images_per_step` the pace is in images per second.
     """
     console = console or Console(stderr=True)
     kind = TrainingProgress
-    if _is_first_rank():
-        kind = _Bar if _can_redraw(console) else _Lines
+    if rank() == 0 and os.environ.get("RANK", "0") == "0":
+        # With FORCE_COLOR rich takes a pipe for a terminal.
+        is_terminal = console.is_interactive and console.file.isatty()
+        kind = _Bar if is_terminal or console.is_jupyter else _Lines
     progress = kind(description, total_steps, start, images_per_step, console)
-    progress._start()
-    try:
+    with progress._running():
         yield progress
-    finally:
-        progress._finish()
 
 
 def tracked(
@@ -199,32 +177,6 @@ def tracked(
         for done, item in enumerate(iterable, start=1):
             yield item
             progress.update(done)
-
-
-def _is_first_rank() -> bool:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank() == 0
-    return os.environ.get("RANK", "0") == "0"
-
-
-def _can_redraw(console: Console) -> bool:
-    """Whether this is a real terminal: with FORCE_COLOR rich takes a pipe for one."""
-    return console.is_jupyter or (console.is_interactive and console.file.isatty())
-
-
-def _joined(*parts: str) -> str:
-    return "  ".join(part for part in parts if part)
-
-
-def _filled(pairs: Iterable[str], columns: int) -> list[str]:
-    """Indented lines with as many pairs as fit; a name and its value stay together."""
-    lines: list[str] = []
-    for pair in pairs:
-        if lines and len(lines[-1]) + 2 + len(pair) <= columns:
-            lines[-1] += f"  {pair}"
-        else:
-            lines.append(f"  {pair}")
-    return lines
 
 
 def _clock(seconds: float) -> str:

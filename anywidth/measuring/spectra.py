@@ -13,18 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from anywidth.errors import AnywidthError
-from anywidth.json_values import (
-    any_number,
-    listed,
-    mapped,
-    number,
-    optional,
-    record,
-    row,
-    text,
-    whole,
-)
+import anywidth.json_values as values
+from anywidth.errors import AnywidthError, errors_about
+from anywidth.files import write_atomically
 from anywidth.measuring.cost import macs, parameter_count
 from anywidth.measuring.deployed_latency import Latencies, deployed_latencies
 from anywidth.measuring.shown_progress import tracked_if_shown
@@ -43,7 +34,13 @@ KINDS = ("us", "s", "i", "control")
 _VERSION = 1
 _COST_COLUMNS = ("width", "macs", "parameters")
 # The fields of a spectrum that a file keeps beside its points.
-_KEPT = ("name", "kind", "latency_by", "latency_on", "measured_on")
+_KEPT = {
+    "name": values.text,
+    "kind": values.text,
+    "measured_on": values.text,
+    "latency_by": values.optional(values.text),
+    "latency_on": values.optional(values.text),
+}
 
 
 @dataclass(frozen=True)
@@ -82,6 +79,11 @@ class SpectrumPoint:
     metrics: dict[str, float]
     latency_ms: float | None = None
     latency_range: tuple[float, float] | None = None
+
+    def is_at(self, width: Width) -> bool:
+        if isinstance(width, ChannelConfig):
+            return self.channels == width
+        return self.width is not None and abs(self.width - width) < 1e-9
 
 
 @dataclass(frozen=True)
@@ -147,10 +149,7 @@ class Spectrum:
     def at(self, width: Width) -> SpectrumPoint:
         """The point of one width."""
         for point in self.points:
-            if isinstance(width, ChannelConfig):
-                if point.channels == width:
-                    return point
-            elif point.width is not None and abs(point.width - width) < 1e-9:
+            if point.is_at(width):
                 return point
         known = [point.width for point in self.points if point.width is not None]
         raise AnywidthError(f"width {width!r} is not in the spectrum {self.name!r}: it has {known}")
@@ -175,16 +174,9 @@ class Spectrum:
         version = data.get("version") if isinstance(data, Mapping) else None
         if version != _VERSION:
             raise AnywidthError(f"spectrum of version {version!r}: expected version {_VERSION}")
-        try:
+        with errors_about("damaged spectrum", "write it again with to_json()"):
             found = _SPECTRUM(data, "")
-        except AnywidthError as error:
-            raise AnywidthError(
-                f"damaged spectrum ({error}); write it again with to_json()"
-            ) from error
-        points = tuple(
-            SpectrumPoint(**{**point, "channels": ChannelConfig.from_json(point["channels"])})
-            for point in found["points"]
-        )
+        points = tuple(SpectrumPoint(**point) for point in found["points"])
         return Spectrum(points=points, **{name: found[name] for name in _KEPT})
 
     def to_csv(self, path: str | Path) -> None:
@@ -192,39 +184,29 @@ class Spectrum:
 
         A CSV file has no channel configurations; JSON has.
         """
-        from anywidth.files import write_atomically
-
         table = io.StringIO()
         writer = csv.writer(table, lineterminator="\n")
         writer.writerow([*_COST_COLUMNS, *self.metrics, "latency_ms"])
         for point in self.points:
-            values = [point.metrics.get(name) for name in self.metrics]
-            writer.writerow([point.width, point.macs, point.parameters, *values, point.latency_ms])
+            metrics = [point.metrics.get(name) for name in self.metrics]
+            writer.writerow([point.width, point.macs, point.parameters, *metrics, point.latency_ms])
         write_atomically(path, table.getvalue().encode())
 
 
-_POINT = record(
+_POINT = values.record(
     {
-        "width": optional(number),
-        "channels": mapped(whole(1)),
-        "macs": whole(0),
-        "parameters": whole(0),
-        "metrics": mapped(any_number),
-        "latency_ms": optional(number),
-        "latency_range": optional(row(number, number)),
+        "width": values.optional(values.number),
+        "channels": ChannelConfig.from_json,
+        "macs": values.whole(0),
+        "parameters": values.whole(0),
+        "metrics": values.mapped(values.any_number),
+        "latency_ms": values.optional(values.number),
+        "latency_range": values.optional(values.row(values.number, values.number)),
     },
     {"latency_range": None},  # files of older versions lack it
 )
-_SPECTRUM = record(
-    {
-        "version": whole(_VERSION, _VERSION),
-        "name": text,
-        "kind": text,
-        "latency_by": optional(text),
-        "latency_on": optional(text),
-        "measured_on": text,
-        "points": listed(_POINT),
-    },
+_SPECTRUM = values.record(
+    {"version": values.whole(_VERSION, _VERSION), **_KEPT, "points": values.listed(_POINT)},
     {"latency_by": None, "latency_on": None, "measured_on": ""},
 )
 
@@ -253,10 +235,10 @@ def spectrum(
         name: the label in plots and tables.
         kind: "us", "s", "i" or "control"; decides how a plot draws it.
         measure_latency: also time forward passes of one example: the widths take turns, and the
-            mean of the fastest third is the latency. On a CPU this is
-            the network with folded norms, as one would ship it: in onnxruntime if the packages
-            anywidth-runtime and onnx are installed, else in PyTorch. On a GPU it is the sliced
-            network in PyTorch, because cuDNN prepares every new shape for up to a second.
+            mean of the fastest third is the latency. On a CPU this is the network with folded
+            norms, as one would ship it: in onnxruntime if the packages anywidth-runtime and onnx
+            are installed, else in PyTorch. On a GPU it is the sliced network in PyTorch, because
+            cuDNN prepares every new shape for up to a second.
         progress: show the progress, if rich is installed.
 
     Example:
@@ -289,11 +271,11 @@ def spectrum(
         config = state.resolve(width)
         uniform = None if isinstance(width, ChannelConfig) else float(width)
         costs = macs(model, config), parameter_count(model, config)
-        times: tuple[Any, ...] = ()
+        point = SpectrumPoint(uniform, config, *costs, dict(measured[config]))
         if timed is not None:
-            time = timed.timings[config]
-            times = time.milliseconds, (time.fastest, time.median)
-        points.append(SpectrumPoint(uniform, config, *costs, dict(measured[config]), *times))
+            ms, fastest, median = timed.timings[config]
+            point = replace(point, latency_ms=ms, latency_range=(fastest, median))
+        points.append(point)
     found = Spectrum(name, tuple(points), kind)
     return found if timed is None else replace(found, latency_by=timed.by, latency_on=timed.on)
 
@@ -309,11 +291,8 @@ def joined(spectra: Iterable[Spectrum]) -> list[Spectrum]:
 
 def values_at(spectrum: Spectrum, width: float, metric: str) -> list[float]:
     """A metric at one uniform width: no value, one, or one per network of a joined series."""
-    return [
-        point.metrics[metric]
-        for point in spectrum.points
-        if point.width is not None and abs(point.width - width) < 1e-9 and metric in point.metrics
-    ]
+    found = [point.metrics for point in spectrum.points if point.is_at(width)]
+    return [metrics[metric] for metrics in found if metric in metrics]
 
 
 def standard_error(point: SpectrumPoint, metric: str) -> float:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from anywidth.errors import AnywidthError
 from anywidth.models.building import check_counts
+from anywidth.width import check_whole
 
 
 class ActorCritic(nn.Module):
@@ -85,8 +86,7 @@ def minatar_cnn(
         channels: outputs of the convolution. MinAtar's authors use 16, which leaves few widths.
     """
     check_counts(actions=actions, in_channels=in_channels, channels=channels)
-    if not isinstance(board_size, int) or board_size < 3:
-        raise AnywidthError(f"board_size={board_size!r}: expected a whole number of at least 3")
+    check_whole(board_size, 3, "board_size")
     features = nn.Sequential(nn.Conv2d(in_channels, channels, 3), nn.ReLU(inplace=True))
     return ActorCritic(features, nn.Linear(channels * (board_size - 2) ** 2, 128), actions)
 

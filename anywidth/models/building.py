@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from anywidth.errors import AnywidthError
-from anywidth.width import round_channels
+from anywidth.width import check_whole, round_channels
 
 
 def conv_norm(
@@ -31,27 +31,36 @@ def conv_norm(
     return nn.Sequential(*layers)
 
 
+class ImageClassifier(nn.Module):
+    """Layers of convolutions, the mean of their outputs over the image, and a linear layer."""
+
+    def __init__(self, layers: Sequence[nn.Module], channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(*layers)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = nn.Linear(channels, num_classes)
+        initialize(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.pool(self.features(x)).flatten(1))
+
+
 def initialize(model: nn.Module) -> None:
     """Initialise as the paper's networks were."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels
             nn.init.normal_(module.weight, 0.0, math.sqrt(2.0 / fan_out))
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, 0.0, 0.01)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+        if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
 
 
 def check_counts(**counts: int) -> None:
     """Refuse sizes of a network that are not whole numbers above 0."""
     for name, count in counts.items():
-        if not isinstance(count, int) or count < 1:
-            raise AnywidthError(
-                f"{name}={count!r}: expected a whole number of at least 1. Pass e.g. {name}=4."
-            )
+        check_whole(count, 1, name)
 
 
 def multiplied(channels: int, multiplier: float) -> int:

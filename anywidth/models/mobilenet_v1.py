@@ -4,40 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
-from anywidth.models.building import conv_norm, initialize, multiplied, strides_of
+from anywidth.models.building import ImageClassifier, conv_norm, multiplied, strides_of
 
 # (output channels, blocks) of the five stages after the stem.
 STAGES = ((64, 1), (128, 2), (256, 2), (512, 6), (1024, 2))
 
 
-class MobileNetV1(nn.Module):
-    def __init__(
-        self, num_classes: int, in_channels: int, strides: Sequence[int], multiplier: float = 1.0
-    ) -> None:
-        super().__init__()
-        stem, *later = strides
-        channels = multiplied(32, multiplier)
-        layers: list[nn.Module] = [conv_norm(in_channels, channels, 3, stem)]
-        for (published, blocks), stride in zip(STAGES, (1, *later), strict=True):
-            out = multiplied(published, multiplier)
-            for block in range(blocks):
-                step = stride if block == 0 else 1
-                layers.append(
-                    nn.Sequential(
-                        conv_norm(channels, channels, 3, step, groups=channels),
-                        conv_norm(channels, out, 1),
-                    )
-                )
-                channels = out
-        self.features = nn.Sequential(*layers)
-        self.pool = nn.AdaptiveAvgPool2d(1)
-        self.classifier = nn.Linear(channels, num_classes)
-        initialize(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.pool(self.features(x)).flatten(1))
+class MobileNetV1(ImageClassifier):
+    """Build one with `mobilenet_v1`."""
 
 
 def mobilenet_v1(
@@ -58,4 +34,13 @@ def mobilenet_v1(
             channels, 1 or 2 each.
         multiplier: share of the published channels that the network has at width 1.0.
     """
-    return MobileNetV1(num_classes, in_channels, strides_of(total_stride, strides), multiplier)
+    stem, *later = strides_of(total_stride, strides)
+    channels = multiplied(32, multiplier)
+    layers: list[nn.Module] = [conv_norm(in_channels, channels, 3, stem)]
+    for (published, blocks), stride in zip(STAGES, (1, *later), strict=True):
+        out = multiplied(published, multiplier)
+        for block in range(blocks):
+            depthwise = conv_norm(channels, channels, 3, 1 if block else stride, groups=channels)
+            layers.append(nn.Sequential(depthwise, conv_norm(channels, out, 1)))
+            channels = out
+    return MobileNetV1(layers, channels, num_classes)

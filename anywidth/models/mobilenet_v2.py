@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from anywidth.models.building import conv_norm, initialize, multiplied, strides_of
+from anywidth.models.building import ImageClassifier, conv_norm, multiplied, strides_of
 
 if TYPE_CHECKING:
     from anywidth.planning.groups import Plan
@@ -42,29 +42,8 @@ class InvertedResidual(nn.Module):
         return x + y if self.has_residual else y
 
 
-class MobileNetV2(nn.Module):
-    def __init__(
-        self, num_classes: int, in_channels: int, strides: Sequence[int], multiplier: float = 1.0
-    ) -> None:
-        super().__init__()
-        stem, *later = strides
-        channels = multiplied(32, multiplier)
-        layers: list[nn.Module] = [conv_norm(in_channels, channels, 3, stem, activation=nn.ReLU6)]
-        for expansion, published, blocks, halves in STAGES:
-            out = multiplied(published, multiplier)
-            stride = later.pop(0) if halves == 2 else 1
-            for block in range(blocks):
-                step = stride if block == 0 else 1
-                layers.append(InvertedResidual(channels, out, step, expansion))
-                channels = out
-        layers.append(conv_norm(channels, 1280, 1, activation=nn.ReLU6))
-        self.features = nn.Sequential(*layers)
-        self.pool = nn.AdaptiveAvgPool2d(1)
-        self.classifier = nn.Linear(1280, num_classes)
-        initialize(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.pool(self.features(x)).flatten(1))
+class MobileNetV2(ImageClassifier):
+    """Build one with `mobilenet_v2`."""
 
     def width_hints(self, plan: Plan) -> None:
         """Scale as the paper does: expand rounded block widths, and keep the last layer whole."""
@@ -96,4 +75,14 @@ def mobilenet_v2(
         multiplier: share of the published channels that the network has at width 1.0; the last
             layer keeps its 1280 channels.
     """
-    return MobileNetV2(num_classes, in_channels, strides_of(total_stride, strides), multiplier)
+    stem, *later = strides_of(total_stride, strides)
+    channels = multiplied(32, multiplier)
+    layers: list[nn.Module] = [conv_norm(in_channels, channels, 3, stem, activation=nn.ReLU6)]
+    for expansion, published, blocks, halves in STAGES:
+        out = multiplied(published, multiplier)
+        stride = later.pop(0) if halves == 2 else 1
+        for block in range(blocks):
+            layers.append(InvertedResidual(channels, out, 1 if block else stride, expansion))
+            channels = out
+    layers.append(conv_norm(channels, 1280, 1, activation=nn.ReLU6))
+    return MobileNetV2(layers, 1280, num_classes)

@@ -16,8 +16,8 @@ from anywidth.width import is_number
 
 CostKind = Literal["macs", "parameters", "milliseconds"]
 
-_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "ms": 1.0, "s": 1e3, "us": 1e-3}
-_TIMES = ("ms", "s", "us")
+_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
+_TIMES = {"ms": 1.0, "s": 1e3, "us": 1e-3}
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,14 @@ class Budget:
     def parse(kind: CostKind, text: str) -> Budget:
         """A budget as a command line gives it: `150M`, `1.5G`, `250k`, or `5ms`."""
         found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", text.lower())
-        number, unit = found.groups() if found else ("", "")
-        allowed = _TIMES if kind == "milliseconds" else ("", "k", "m", "g")
-        if not number or unit not in allowed:
-            example = "5ms" if kind == "milliseconds" else "150M"
-            units = ", ".join(name for name in allowed if name)
+        units, example = (_TIMES, "5ms") if kind == "milliseconds" else (_COUNTS, "150M")
+        if found is None or found[2] not in units:
             raise AnywidthError(
-                f"a budget of {text!r}: expected a number with one of the units {units}, such as "
-                f"{example}"
+                f"a budget of {text!r}: expected a number with one of the units "
+                f"{', '.join(filter(None, units))}, such as {example}"
             )
         # In decimals: 2.01 * 1e6 is less than 2,010,000, which a network may cost.
-        return Budget(kind, float(Decimal(number) * Decimal(str(_FACTORS[unit]))))
+        return Budget(kind, float(Decimal(found[1]) * Decimal(str(units[found[2]]))))
 
     def __str__(self) -> str:
         return shown_cost(self.kind, self.amount)

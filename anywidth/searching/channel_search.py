@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from torch import nn
 
+from anywidth.distributed import stops_together
 from anywidth.errors import AnywidthError
 from anywidth.measuring.shown_progress import progress_if_possible
 from anywidth.searching.budgets import Budget, check_reachable, cost_of, shown_cost
@@ -19,11 +19,10 @@ from anywidth.searching.finalists import Finalists, spread_uniform, uniform_with
 from anywidth.searching.found import Judged, SearchResult
 from anywidth.searching.judging import Evaluate, Judge
 from anywidth.searching.latency_table import LatencyTable
-from anywidth.searching.stopping import stops_together
 from anywidth.searching.ways import evolve, fill, slim
 from anywidth.slimming.state import state_of
 from anywidth.training.seeds import derive_seed
-from anywidth.width import ChannelConfig, is_number, whole_number
+from anywidth.width import ChannelConfig, check_whole, is_number
 
 Method = Literal["greedy", "evolution"]
 
@@ -89,61 +88,51 @@ def search(
     for one in budgets:
         check_reachable(one, cost(cheapest), cost(choices.widest))
     notes = None if notes is None else Path(notes)
+    tried: dict[Budget, list[ChannelConfig]] = {one: [] for one in budgets}
+    front: list[ChannelConfig] = []
+    uniform: list[ChannelConfig] = []
+    is_complete = False
     with stops_together() as is_stopped:
         judge = Judge(model, evaluate, calibration, metric, notes, is_stopped)
-        way = _Way({one: [] for one in budgets})
         with (
             progress_if_possible("searching", shown=progress) as report,
             contextlib.suppress(KeyboardInterrupt),
             contextlib.closing(judge),
         ):
             for config in slim(choices, judge, min(one.amount for one in budgets), share):
-                way.front.append(config)
-                report(judge.passes, cost=shown_cost(budgets[0].kind, cost(config)),
-                       **{judge.metric: judge.value(config)})  # fmt: skip
-            spread = spread_uniform(plan, cost, cost(way.front[-1]))
+                front.append(config)
+                told = {"cost": shown_cost(budgets[0].kind, cost(config)), **judge.shown(config)}
+                report(judge.passes, **told)
+            spread = spread_uniform(plan, cost, cost(front[-1]))
             judge.judge_all(spread)
-            way.uniform = spread
+            uniform = spread
             for one in budgets:
-                way.tried[one] = _refined(choices, judge, one.amount, way.front)
+                tried[one] = _refined(choices, judge, one.amount, front)
                 if method == "evolution":
                     chance = random.Random(derive_seed("search", seed, int(one.amount)))
-                    seeds = [*way.tried[one], uniform_within(plan, cost, one.amount)]
+                    seeds = [*tried[one], uniform_within(plan, cost, one.amount)]
                     for config in evolve(choices, judge, one.amount, seeds, population,
                                          generations, chance):  # fmt: skip
-                        way.tried[one].append(config)
-                        best = min(way.tried[one], key=judge.score)
-                        report(judge.passes, budget=str(one), **{judge.metric: judge.value(best)})
-            way.is_complete = True
+                        tried[one].append(config)
+                        best = min(tried[one], key=judge.score)
+                        report(judge.passes, budget=str(one), **judge.shown(best))
+            is_complete = True
         finalists = Finalists(judge, cost, latencies)
+        known = {budget: [*some, *front] for budget, some in tried.items()}
         try:
-            found = finalists.best(way.known())
+            found = finalists.best(known)
         except KeyboardInterrupt:  # little is left to do, and it is the answer
-            way.is_complete = False
-            found = finalists.best(way.known())
+            is_complete = False
+            found = finalists.best(known)
         judge.close()
         path, spectrum = (
-            tuple(Judged(c, cost(c), {judge.metric: judge.value(c)}) for c in configs)
-            for configs in (way.front, way.uniform)
+            tuple(Judged(c, cost(c), judge.shown(c)) for c in configs)
+            for configs in (front, uniform)
         )
         return SearchResult(
-            judge.metric, budgets[0].kind, found, path, spectrum, judge.passes, way.is_complete,
+            judge.metric, budgets[0].kind, found, path, spectrum, judge.passes, is_complete,
             finalists.load,
         )  # fmt: skip
-
-
-@dataclass
-class _Way:
-    """The configurations that a search has come past, as far as it got."""
-
-    tried: dict[Budget, list[ChannelConfig]]
-    front: list[ChannelConfig] = field(default_factory=list)
-    uniform: list[ChannelConfig] = field(default_factory=list)
-    is_complete: bool = False
-
-    def known(self) -> dict[Budget, list[ChannelConfig]]:
-        """Per budget, all that may be good for it."""
-        return {budget: [*tried, *self.front] for budget, tried in self.tried.items()}
 
 
 def _refined(
@@ -168,16 +157,12 @@ def _checked(
             f"search(budget={budget!r}): expected a Budget or a list of them, such as "
             'anywidth.Budget("macs", 150e6)'
         )
-    if len({one.kind for one in budgets}) > 1:
-        kinds = sorted({one.kind for one in budgets})
+    if len(kinds := sorted({one.kind for one in budgets})) > 1:
         raise AnywidthError(f"search(): budgets of {kinds}; search for one kind at a time")
     if method not in get_args(Method):
         raise AnywidthError(f"search(method={method!r}): expected one of {get_args(Method)}")
     if not is_number(share) or not 0 < share <= 0.5:
         raise AnywidthError(f"search(share={share!r}): expected a number above 0, at most 0.5")
-    for name, value, least in (("population", population, 4), ("generations", generations, 1)):
-        if (whole_number(value) or 0) < least:
-            raise AnywidthError(
-                f"search({name}={value!r}): expected a whole number of at least {least}"
-            )
+    check_whole(population, 4, "search(): population")
+    check_whole(generations, 1, "search(): generations")
     return list(dict.fromkeys(budgets))

@@ -6,6 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from anywidth.distributed import gathered, rank
 from anywidth.planning.groups import Plan
@@ -27,79 +28,73 @@ _LATE = 1.02
 _UNIFORM = 9
 
 
+@dataclass
 class Finalists:
     """Chooses the answer for each budget.
 
-    Args:
-        judge: judges the network.
-        cost: of a configuration, as the search counts it.
-        latencies: the table that predicts the cost, if it is a time.
-
-    Afterwards `load` is how many times as long networks took as when the table was measured.
+    `latencies` is the table that predicts the cost, if that is a time. Afterwards `load` is how
+    many times as long networks took as when the table was measured.
     """
 
-    def __init__(self, judge: Judge, cost: Cost, latencies: LatencyTable | None) -> None:
-        self._judge = judge
-        self._cost = cost
-        self._latencies = latencies
-        self._plan = state_of(judge.model).plan
-        self.load = 1.0
+    judge: Judge
+    cost: Cost
+    latencies: LatencyTable | None
+    load: float = 1.0
 
     def best(self, known: Mapping[Budget, Sequence[ChannelConfig]]) -> tuple[Found, ...]:
         """Per budget, the best of the finalists and the uniform width, all judged exactly.
 
-        Args:
-            known: per budget, configurations that were judged by batch statistics.
+        Finalists are chosen from `known` configurations, judged by batch statistics.
         """
-        uniform = {one: uniform_within(self._plan, self._cost, one.amount) for one in known}
+        plan = state_of(self.judge.model).plan
+        uniform = {one: uniform_within(plan, self.cost, one.amount) for one in known}
         chosen = {one: [uniform[one], *self._chosen(one, known[one])] for one in known}
-        measured = self._measured(list(chosen.values()), list(uniform.values()))
-        costs = self._cost if measured is None else measured.__getitem__
+        anchors = list(dict.fromkeys([plan.narrowest, plan.widest, *uniform.values()]))
+        measured = self._measured(list(chosen.values()), anchors)
+        costs = self.cost if measured is None else measured.__getitem__
         answers = []
         for budget, finalists in chosen.items():
             reference = uniform[budget]
             most = budget.amount * (1.0 if measured is None else _LATE)
-            if self._cost(reference) <= budget.amount:
+            if self.cost(reference) <= budget.amount:
                 most = max(most, costs(reference))
             within = [one for one in finalists if costs(one) <= most]
             finalists = within or [min(finalists, key=costs)]
-            self._judge.judge_all(finalists, "exact")
-            best = min(finalists, key=self._judge.exact_score)
-            self._judge.prepare(best)
-            found, beside = (
-                Judged(one, costs(one), self._judge.exact(one)) for one in (best, reference)
-            )
-            answers.append(Found(budget, found, beside, measured is not None))
+            self.judge.judge_all(finalists, "exact")
+            best = min(finalists, key=lambda one: self.judge.score(one, "exact"))
+            self.judge.prepare(best)
+            both = (best, reference)
+            found = [Judged(one, costs(one), self.judge.metrics(one, "exact")) for one in both]
+            answers.append(Found(budget, found[0], found[1], measured is not None))
         return tuple(answers)
 
     def _chosen(self, budget: Budget, known: Sequence[ChannelConfig]) -> list[ChannelConfig]:
         def within(share: float) -> list[ChannelConfig]:
-            fitting = [one for one in known if self._cost(one) <= share * budget.amount]
-            return sorted(dict.fromkeys(fitting), key=self._judge.score)
+            fitting = [one for one in known if self.cost(one) <= share * budget.amount]
+            return sorted(dict.fromkeys(fitting), key=self.judge.score)
 
-        if self._latencies is None or not self._latencies.is_of(self._judge.model):
+        if self.latencies is None or not self.latencies.is_of(self.judge.model):
             return within(1.0)[:_FINALISTS]
         return [one for share in _SHARES for one in within(share)[:1]]
 
     def _measured(
-        self, finalists: Sequence[Sequence[ChannelConfig]], uniform: Sequence[ChannelConfig]
+        self, finalists: Sequence[Sequence[ChannelConfig]], anchors: Sequence[ChannelConfig]
     ) -> dict[ChannelConfig, float] | None:
         """Milliseconds, measured on the first rank; None without a table of this device.
 
         The device may be more or less busy than when the table was measured. So these times are
-        converted to those of the table, by networks that the table's errors did not choose.
+        converted to those of the table, by `anchors` that the table's errors did not choose.
         """
-        if self._latencies is None:
+        if self.latencies is None:
             return None
-        anchors = list(dict.fromkeys([self._plan.narrowest, self._plan.widest, *uniform]))
         found = None
         if rank() == 0:
             all_of_them = dict.fromkeys([*anchors, *itertools.chain.from_iterable(finalists)])
-            found = measured_finalists(self._judge.model, list(all_of_them), self._latencies)
+            found = measured_finalists(self.judge.model, list(all_of_them), self.latencies)
         found = gathered(found)[0]
         if found is None:
             return None
-        before, now = [self._cost(one) for one in anchors], [found[one] for one in anchors]
+        before, now = [self.cost(one) for one in anchors], [found[one] for one in anchors]
         self.load = sum(now) / sum(before)
         slope, start = statistics.linear_regression(now, before)
         if slope <= 0 or start + slope * min(found.values()) <= 0:  # nothing but noise

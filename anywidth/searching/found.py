@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from anywidth.errors import AnywidthError
+from anywidth.errors import errors_about
 from anywidth.json_values import any_number, flag, listed, mapped, number, record, text, whole
 from anywidth.searching.budgets import Budget, CostKind
 from anywidth.width import ChannelConfig
@@ -76,10 +76,8 @@ class SearchResult:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> SearchResult:
-        try:
+        with errors_about("not the result of a search"):
             fields = _RESULT(data, "")
-        except AnywidthError as error:
-            raise AnywidthError(f"not the result of a search ({error})") from error
         del fields["version"], fields["about"]
         kind = fields["kind"]
         found = tuple(
@@ -101,12 +99,13 @@ def _plain(value: Any) -> Any:
     return value.to_json() if isinstance(value, ChannelConfig) else value
 
 
-_JUDGED = record({"channels": mapped(whole(1)), "cost": number, "metrics": mapped(any_number)})
+_JUDGED = record(
+    {"channels": ChannelConfig.from_json, "cost": number, "metrics": mapped(any_number)}
+)
 
 
 def _judged(value: Any, at: str) -> Judged:
-    fields = _JUDGED(value, at)
-    return Judged(**{**fields, "channels": ChannelConfig.from_json(fields["channels"])})
+    return Judged(**_JUDGED(value, at))
 
 
 _RESULT = record(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +16,9 @@ import torch
 from torch import nn
 
 from anywidth.distributed import gathered, rank, world_size
-from anywidth.errors import AnywidthError
+from anywidth.errors import AnywidthError, errors_about
+from anywidth.files import read_json, write_json
+from anywidth.json_values import any_number, mapped
 from anywidth.measuring.spectra import numbers_by_name, undescribed
 from anywidth.planning.modes import evaluating
 from anywidth.slimming.convert import at_width
@@ -27,8 +31,10 @@ Evaluate = Callable[[nn.Module], Mapping[str, float]]
 Kind = Literal["batch", "exact"]
 """The statistics that norms use."""
 _SECONDS_BETWEEN_WRITES = 5.0
+_KNOWN = mapped(mapped(any_number))
 
 
+@dataclass
 class Judge:
     """Evaluates configurations of one network and remembers the answers, also in a file.
 
@@ -40,31 +46,32 @@ class Judge:
     order. An interrupt of one rank raises KeyboardInterrupt in all of them at the same question.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        evaluate: Evaluate,
-        calibration: Iterable[Any] | None,
-        metric: str | None,
-        notes: Path | None,
-        is_stopped: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.model = model
-        self._evaluate = evaluate
-        self._calibration = calibration
-        self._wanted = metric
-        self._notes = notes
-        self._is_stopped = is_stopped
+    model: nn.Module
+    evaluate: Evaluate
+    calibration: Iterable[Any] | None
+    wanted: str | None  # the metric, if one was asked for
+    notes: Path | None
+    is_stopped: Callable[[], bool] = lambda: False
+    passes: int = 0
+
+    def __post_init__(self) -> None:
         self._known: dict[str, dict[str, float]] = {}
         self._written = -math.inf
-        self._network = network_fingerprint(model) if notes is not None else ""
-        self.passes = 0
-        if notes is not None and notes.exists():
-            self._read(notes)
+        self._network = network_fingerprint(self.model) if self.notes is not None else ""
+        if self.notes is not None and self.notes.exists():
+            self._read(self.notes)
 
-    def score(self, config: ChannelConfig) -> float:
-        """The main metric by batch statistics; lower is better."""
-        return self._lower(self._judged("batch", config))
+    def score(self, config: ChannelConfig, kind: Kind = "batch") -> float:
+        """The main metric; lower is better."""
+        value = self.metrics(config, kind)[self.metric]
+        if math.isnan(value):
+            return math.inf
+        return value if undescribed(self.metric).lower_is_better else -value
+
+    def metrics(self, config: ChannelConfig, kind: Kind = "batch") -> dict[str, float]:
+        """All metrics, as `evaluate` gives them."""
+        self.judge_all([config], kind)
+        return self._known[_key(kind, config)]
 
     def judge_all(self, configs: Sequence[ChannelConfig], kind: Kind = "batch") -> None:
         """Judges the configurations that are not known yet; ranks share them out."""
@@ -74,30 +81,19 @@ class Judge:
                 self._note({_key(kind, config): self._measured(kind, config)})
         elif new:
             mine = {_key(kind, c): self._measured(kind, c) for c in new[rank() :: world_size()]}
-            answers = gathered((mine, self._is_stopped()))
+            answers = gathered((mine, self.is_stopped()))
             self._note({key: found for known, _ in answers for key, found in known.items()})
             if any(is_stopped for _, is_stopped in answers):
                 raise KeyboardInterrupt
 
-    def value(self, config: ChannelConfig) -> float:
-        """The main metric by batch statistics, as `evaluate` gives it."""
-        return self._judged("batch", config)[self.metric]
-
-    def exact(self, config: ChannelConfig) -> dict[str, float]:
-        """All metrics with statistics calibrated for this configuration."""
-        return self._judged("exact", config)
-
-    def exact_score(self, config: ChannelConfig) -> float:
-        return self._lower(self.exact(config))
+    def shown(self, config: ChannelConfig) -> dict[str, float]:
+        """The main metric by its name."""
+        return {self.metric: self.metrics(config)[self.metric]}
 
     def prepare(self, config: ChannelConfig) -> None:
         """Calibrates a configuration, so that it can be used after the search."""
-        if self._calibration is not None and norm_records(self.model):
-            calibrate(self.model, self._calibration, [config])
-
-    def _judged(self, kind: Kind, config: ChannelConfig) -> dict[str, float]:
-        self.judge_all([config], kind)
-        return self._known[_key(kind, config)]
+        if self.calibration is not None and norm_records(self.model):
+            calibrate(self.model, self.calibration, [config])
 
     def _note(self, answers: Mapping[str, dict[str, float]]) -> None:
         self._known.update(answers)
@@ -106,29 +102,21 @@ class Judge:
             self.close()
 
     def _measured(self, kind: Kind, config: ChannelConfig) -> dict[str, float]:
-        by_batch = kind == "batch" or self._calibration is None
+        by_batch = kind == "batch" or self.calibration is None
         if not by_batch:
             self.prepare(config)
-        with evaluating(self.model), torch.no_grad(), at_width(self.model, config):
-            if by_batch:
-                with batch_statistics(self.model):
-                    return numbers_by_name(self._evaluate(self.model))
-            return numbers_by_name(self._evaluate(self.model))
-
-    def _lower(self, metrics: Mapping[str, float]) -> float:
-        value = metrics[self.metric]
-        if math.isnan(value):
-            return math.inf
-        return value if undescribed(self.metric).lower_is_better else -value
+        statistics = batch_statistics(self.model) if by_batch else contextlib.nullcontext()
+        with evaluating(self.model), torch.no_grad(), at_width(self.model, config), statistics:
+            return numbers_by_name(self.evaluate(self.model))
 
     @property
     def metric(self) -> str:
         """The metric that decides: the one asked for, or the first that `evaluate` returns."""
-        metrics = self._judged("batch", state_of(self.model).plan.widest)
-        name = self._wanted or next(iter(metrics), None)
+        metrics = self.metrics(state_of(self.model).plan.widest)
+        name = self.wanted or next(iter(metrics), None)
         if name is None or name not in metrics:
             raise AnywidthError(
-                f"search(metric={self._wanted!r}): evaluate(model) returned {list(metrics)}; name "
+                f"search(metric={self.wanted!r}): evaluate(model) returned {list(metrics)}; name "
                 "one of these"
             )
         if not math.isfinite(metrics[name]):
@@ -143,38 +131,26 @@ class Judge:
     def close(self) -> None:
         """Writes all answers to the file, if there is one."""
         self._written = time.monotonic()
-        if self._notes is not None and rank() == 0:
-            from anywidth.files import write_json
-
-            known = {key: found for key, found in self._known.items() if _is_kept(key)}
-            write_json(self._notes, {"network": self._network, "known": known})
+        if self.notes is not None and rank() == 0:
+            known = {key: found for key, found in self._known.items() if key.startswith("batch")}
+            write_json(self.notes, {"network": self._network, "known": known})
 
     def _read(self, notes: Path) -> None:
-        from anywidth.files import read_json
-
         data = read_json(notes)
         if data.get("network") != self._network:
             raise AnywidthError(
                 f"{notes}: these are notes of a search on other weights; remove the file to start "
                 "a new search"
             )
-        try:
-            known = {
-                str(key): {str(name): float(value) for name, value in metrics.items()}
-                for key, metrics in data["known"].items()
-                if _is_kept(key)
-            }
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise AnywidthError(
-                f"{notes}: damaged notes of a search ({error}); remove the file to start again"
-            ) from error
-        self._check_same_judge(known, notes)
-        self._known = known
+        with errors_about(f"{notes}: damaged notes of a search", "remove the file to start again"):
+            known = _KNOWN(data.get("known"), "known")
+        self._known = {key: found for key, found in known.items() if key.startswith("batch")}
+        self._check_same_judge(notes)
 
-    def _check_same_judge(self, known: Mapping[str, Mapping[str, float]], notes: Path) -> None:
+    def _check_same_judge(self, notes: Path) -> None:
         """Judges the widest network again: other images would not give the same numbers."""
         widest = state_of(self.model).plan.widest
-        before = known.get(_key("batch", widest))
+        before = self._known.get(_key("batch", widest))
         if before is None:
             return
         now = self._measured("batch", widest)
@@ -188,7 +164,7 @@ class Judge:
         if not is_same:
             raise AnywidthError(
                 f"{notes}: these are notes of a search that judged by other data: the widest "
-                f"network had {dict(before)} then and has {now} now; remove the file to start a "
+                f"network had {before} then and has {now} now; remove the file to start a "
                 "new search"
             )
 
@@ -197,20 +173,11 @@ def _key(kind: Kind, config: ChannelConfig) -> str:
     return f"{kind} {json.dumps(config.to_json(), sort_keys=True)}"
 
 
-def _is_kept(key: str) -> bool:
-    """Whether an answer goes into the file: those by batch statistics do."""
-    return key.startswith("batch")
-
-
 def network_fingerprint(model: nn.Module) -> str:
     """Tells the weights of a network from others."""
     digest = hashlib.sha256(json.dumps(state_of(model).plan.full.to_json()).encode())
     for name, parameter in model.named_parameters():
         digest.update(f"{name} {parameter.dtype}".encode())
-        digest.update(_bytes(parameter))
+        values = parameter.detach().cpu().reshape(-1).view(torch.uint8)
+        digest.update(values.numpy().data)
     return digest.hexdigest()[:32]
-
-
-def _bytes(parameter: nn.Parameter) -> bytes:
-    plain = parameter.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    return bytes(plain.numpy().tobytes())

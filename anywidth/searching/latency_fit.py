@@ -7,6 +7,7 @@ cross-validation. Layers are assumed to be alike as far as the times allow.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -30,23 +31,21 @@ _BETTER = 0.9
 def layer_terms(plan: Plan, config: ChannelConfig, block: int) -> dict[str, Terms]:
     """The terms of each layer at a configuration."""
     made = {
-        name: 0 if axis is None else plan.axis_size(axis, config)
+        name: 0.0 if axis is None else float(plan.axis_size(axis, config))
         for name, axis in plan.outputs.items()
     }
     products = dict.fromkeys(made, 0.0)
-    is_slow = dict.fromkeys(made, False)
+    slow: set[str] = set()
     for term in plan.costs:
-        product = float(term.factor)
-        for axis in term.axes:
-            size = plan.axis_size(axis, config)
-            product *= size
-            is_slow[term.layer] = is_slow.get(term.layer, False) or size % block != 0
-        products[term.layer] = products.get(term.layer, 0.0) + product
+        sizes = [plan.axis_size(axis, config) for axis in term.axes]
+        products[term.layer] = products.get(term.layer, 0.0) + math.prod(sizes, start=term.factor)
+        if any(size % block for size in sizes):
+            slow.add(term.layer)
     found: dict[str, Terms] = {}
     for name, product in products.items():
-        channels = float(made.get(name, 0))
-        slow = (channels, product) if is_slow[name] else (0.0, 0.0)
-        found[name] = (channels, product, *slow)
+        channels = made.get(name, 0.0)
+        more = (channels, product) if name in slow else (0.0, 0.0)
+        found[name] = (channels, product, *more)
     return found
 
 

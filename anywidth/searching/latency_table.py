@@ -18,20 +18,15 @@ import torch
 from torch import nn
 
 from anywidth.distributed import device_name
-from anywidth.errors import AnywidthError
+from anywidth.errors import AnywidthError, errors_about
+from anywidth.files import read_json, write_json
+from anywidth.json_values import anything, listed, mapped, number, record, row, text, whole
 from anywidth.measuring.deployed_latency import RUNTIME, deployed_latencies, runs_in_runtime
 from anywidth.planning.groups import Plan
-from anywidth.searching.latency_fit import (
-    BLOCKS,
-    Terms,
-    best_block,
-    fit,
-    layer_terms,
-    predicted,
-)
+from anywidth.searching.latency_fit import BLOCKS, Terms, best_block, fit, layer_terms, predicted
 from anywidth.searching.probes import PROBES, network_key, probe_configs, probe_number
 from anywidth.slimming.state import state_of
-from anywidth.width import ChannelConfig, whole_number
+from anywidth.width import ChannelConfig, check_whole
 
 _VERSION = 3
 _FEWEST = 8
@@ -80,10 +75,7 @@ class LatencyTable:
 
     def save(self, path: str | Path) -> None:
         """Writes the table as JSON."""
-        from anywidth.files import write_json
-
-        names = ("device", "network", "constant", "block", "layers", "error")
-        data = {name: getattr(self, name) for name in names}
+        data = {name: value for name, value in vars(self).items() if name != "_plan"}
         write_json(Path(path), {"version": _VERSION, **data})
 
     @staticmethod
@@ -95,18 +87,10 @@ class LatencyTable:
             model: the network that it must have been measured with.
             other_device: allow a table of another device than the one this network is on.
         """
-        from anywidth.files import read_json
-
         path, plan = Path(path), state_of(model).plan
         data = read_json(path)
-        try:
+        with errors_about(path):
             table = _from_probes(data, plan) if "milliseconds" in data else _from_json(data, plan)
-        except AnywidthError as error:
-            raise AnywidthError(f"{path}: {error}") from error
-        except KeyError as error:
-            raise AnywidthError(f"{path}: not a latency table: it lacks {error}") from error
-        except (TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise AnywidthError(f"{path}: not a latency table ({error})") from error
         if not other_device and not table.is_of(model):
             raise AnywidthError(
                 f"{path}: measured on {table.device!r}, and this is {latency_devices(model)[0]!r}; "
@@ -134,11 +118,7 @@ def measure_latencies(
         >>> table = anywidth.measure_latencies(model)
         >>> table.predict(anywidth.plan_of(model).resolve(0.5))  # milliseconds
     """
-    if (whole_number(networks) or 0) < _FEWEST:
-        raise AnywidthError(
-            f"measure_latencies(networks={networks!r}): expected a whole number of at least "
-            f"{_FEWEST}"
-        )
+    check_whole(networks, _FEWEST, "measure_latencies(): networks")
     plan = state_of(model).plan
     configs = probe_configs(plan, networks)
     timed = deployed_latencies(model, configs, progress)
@@ -175,44 +155,50 @@ def fitted_table(plan: Plan, times: Mapping[ChannelConfig, float], device: str) 
     return LatencyTable(device, network_key(plan), constant, block, layers, error, plan)
 
 
+_TABLE = record(
+    {
+        "version": whole(_VERSION, _VERSION),
+        "device": text,
+        "network": text,
+        "constant": number,
+        "block": whole(1),
+        "layers": mapped(row(number, number, number, number)),
+        "error": number,
+    }
+)
+_PROBE_TIMES = listed(row(anything, number))
+_MACHINE = record({"processor": text, "cores": text, "threads": text, RUNTIME: text})
+
+
 def _from_json(data: Mapping[str, Any], plan: Plan) -> LatencyTable:
-    if data["version"] != _VERSION:
-        raise ValueError(f"version {data['version']!r}; expected {_VERSION}")
-    layers = {str(name): _terms(terms) for name, terms in data["layers"].items()}
-    constant, error = (float(data[name]) for name in ("constant", "error"))
-    if not (math.isfinite(constant) and math.isfinite(error)):
-        raise ValueError(f"numbers that are not finite: {constant}, {error}")
-    block = whole_number(data["block"])
-    if block not in BLOCKS:
-        raise ValueError(f"block {data['block']!r}; expected one of {BLOCKS}")
-    device, network = str(data["device"]), str(data["network"])
-    table = LatencyTable(device, network, constant, block, layers, error, plan)
+    with errors_about("not a latency table"):
+        fields = _TABLE(data, "")
+        del fields["version"]
+        table = LatencyTable(**fields, _plan=plan)
+        if table.block not in BLOCKS:
+            raise AnywidthError(f"block {table.block}: expected one of {BLOCKS}")
     table.check_plan(plan)
-    if layers.keys() != layer_terms(plan, plan.full, block).keys():
-        raise ValueError("its layers are not those of the network")
+    if table.layers.keys() != layer_terms(plan, plan.full, table.block).keys():
+        raise AnywidthError("not a latency table: its layers are not those of the network")
     return table
 
 
 def _from_probes(data: Mapping[str, Any], plan: Plan) -> LatencyTable:
     """From what `anywidth_runtime measure` keeps beside a file of probes."""
-    numbered = [(*probe_number(name), float(ms)) for name, ms in data["milliseconds"]]
+    with errors_about("not the times of probes"):
+        machine = _MACHINE(data.get("machine"), "machine")
+        times = _PROBE_TIMES(data["milliseconds"], "milliseconds")
+        numbered = [(*probe_number(name), ms) for name, ms in times]
     if {key for _, key, _ in numbered} != {network_key(plan)}:
         raise AnywidthError(
             "these are times of another network, other widths, another input shape or an older "
             "anywidth; write probes of this network with `anywidth search RUN --probes`"
         )
     if not all(0 <= number < 10_000 for number, _, _ in numbered):
-        raise ValueError("a probe whose number is out of range")
+        raise AnywidthError("not the times of probes: a probe's number is out of range")
     configs = probe_configs(plan, 1 + max(number for number, _, _ in numbered))
-    times = {configs[number]: ms for number, _, ms in sorted(numbered)}
-    return fitted_table(plan, times, _machine_name(data["machine"]))
-
-
-def _terms(values: Sequence[Any]) -> Terms:
-    a, b, c, d = map(float, values)
-    if not all(map(math.isfinite, (a, b, c, d))):
-        raise ValueError(f"four finite numbers expected, not {values!r}")
-    return a, b, c, d
+    by_config = {configs[number]: ms for number, _, ms in sorted(numbered)}
+    return fitted_table(plan, by_config, _machine_name(machine))
 
 
 def _device_name(model: nn.Module, in_runtime: bool) -> str:

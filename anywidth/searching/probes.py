@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 
+from anywidth.errors import AnywidthError
 from anywidth.planning.groups import Plan
 from anywidth.searching.choices import Choices
 from anywidth.width import ChannelConfig
@@ -67,8 +69,8 @@ def probe_name(plan: Plan, number: int) -> str:
 
 
 def probe_number(name: object) -> tuple[int, str]:
-    """The number of a probe and the key of its network; raises ValueError if it is none."""
-    words = str(name).split()
-    if len(words) != 4 or words[::2] != ["probe", "of"]:
-        raise ValueError(f"{name!r} is not a probe")
-    return int(words[1]), words[3]
+    """The number of a probe and the key of its network."""
+    found = re.fullmatch(r"probe (\d{1,9}) of (\w+)", str(name))
+    if found is None:
+        raise AnywidthError(f"{name!r} is not a probe")
+    return int(found[1]), found[2]

@@ -31,13 +31,14 @@ from anywidth.slimming.norm_statistics import (
     tracked_statistics,
 )
 from anywidth.slimming.state import check_layers, state_of
-from anywidth.training.calibration_batches import calibration_batches, samples_in
-from anywidth.training.inputs_kept import inputs_kept
-from anywidth.training.repeated_norms import RepeatedNorms
+from anywidth.training.calibration_batches import calibration_batches
+from anywidth.training.step_checks import inputs_kept
 from anywidth.width import ChannelConfig, Width, is_number, whole_number, width_list
 
 Method = Literal["exact", "moving"]
 Norms = Mapping[nn.Module, NormRecord]
+Fresh = dict[ChannelConfig, dict[nn.Module, Statistics]]
+"""New statistics, by configuration and norm."""
 
 
 def calibrate(
@@ -101,24 +102,17 @@ def calibrate(
         return
     group = members(process_group)
     mine = list(labels) if group is None else list(labels)[group.rank() :: group.size()]
-    fresh = {
-        key: entry
-        for config in mine
-        for key, entry in empty_statistics(model, norms, config, labels[config]).items()
-    }
+    fresh = {config: empty_statistics(model, norms, config, labels[config]) for config in mine}
     with (
-        only_norms_training(model, norms),
-        writing_to(norms, fresh, state.plan.full),
-        _counting_batches(norms),
-        RepeatedNorms(None if method == "exact" else momentum) as repeated,
+        collecting(model, norms, fresh),
+        _NormHooks(norms, None if method == "exact" else momentum) as hooks,
         torch.no_grad(),
     ):
         seen, passes = 0, 0
         if forward is not None:  # the number of samples in such a batch is unknown
-            repeated.weigh(norms)
+            hooks.weigh(norms)
         run = (lambda model, inputs: model(*inputs)) if forward is None else forward
-        for inputs in calibration_batches(loader, model, samples, forward is not None):
-            count = samples_in(inputs) if forward is None else 1
+        for count, inputs in calibration_batches(loader, model, samples, forward is not None):
             seen += count
             share = count / seen
             if method == "moving":
@@ -130,7 +124,7 @@ def calibrate(
                 with _finding_last_norm(model, state.weights, passes == 0), inputs_kept(inputs):
                     run(model, inputs)
                 is_first = seen == count and config == mine[0] and forward is None
-                if is_first and repeated.found(norms):
+                if is_first and hooks.found_repeated(norms):
                     run(model, inputs)  # again, with a separate share for each use
                 passes += 1
                 if progress is not None:
@@ -138,7 +132,7 @@ def calibrate(
     if seen == 0:
         raise AnywidthError("calibrate() got no data: the loader is empty")
     if group is not None:
-        _share(model, norms, labels, mine, fresh, group)
+        _share(model, norms, labels, fresh, group)
     _check_finite(model, labels, fresh)
     _store(model, norms, labels, fresh)
 
@@ -157,27 +151,29 @@ def _check_options(method: str, samples: Any, momentum: Any, forward: Any) -> No
         raise AnywidthError(f"momentum={momentum!r}: expected a number above 0, at most 1")
 
 
-def _store(
-    model: nn.Module,
-    norms: Norms,
-    configs: Iterable[ChannelConfig],
-    fresh: Mapping[tuple[nn.Module, ChannelConfig], Statistics],
-) -> None:
+def _store(model: nn.Module, norms: Norms, configs: Iterable[ChannelConfig], fresh: Fresh) -> None:
     """Keep new statistics; they belong to the present weights."""
     state = state_of(network_in(model))
     made_with = state.weights.fingerprint()
     for config, (norm, record) in itertools.product(configs, norms.items()):
-        entry = fresh[norm, config]
+        entry, is_full = fresh[config][norm], config == state.plan.full
         if not entry.num_batches_tracked:  # no pass used it, as in heads for training
-            if config == state.plan.full or record.is_ready(config):
+            if is_full or record.is_ready(config):
                 continue
-            _slice_statistics(model, norm, record, config, entry)
+            with at_width(model, config):  # the first channels of the full width's
+                for name in ("running_mean", "running_var"):
+                    values = record.sliced(norm, name)
+                    if values is not None:
+                        getattr(entry, name).copy_(values)
         entry.ready, entry.made_with = True, made_with
-        if config == state.plan.full:
-            _put_into_buffers(norm, entry)
-            record.lacks_full = False
-        else:
+        if not is_full:
             record.file(config, entry)
+            continue
+        record.lacks_full = False
+        for name in RUNNING:  # the buffers, which are in `state_dict`
+            buffer = norm._buffers[name]
+            if buffer is not None:
+                buffer.copy_(getattr(entry, name))
 
 
 def calibrated_widths(model: nn.Module) -> list[Width]:
@@ -187,13 +183,15 @@ def calibrated_widths(model: nn.Module) -> list[Width]:
     """
     plan = plan_of(model)
     records = list(norm_records(model).values())
-    ends = [] if any(r.lacks_full for r in records) else [plan.full]
-    full: list[Width] = [1.0] if ends and plan.widths.high == 1.0 else [*ends]
-    for record in records[:1]:
-        ready = [(c, e) for c, e in record.bank.items() if all(r.is_ready(c) for r in records)]
-        named = sorted(e.label for _, e in ready if e.label is not None)
-        return [*named, *(c for c, e in ready if e.label is None), *full]
-    return []
+    if not records:
+        return []
+    bank = records[0].bank
+    ready = [(c, e) for c, e in bank.items() if all(r.is_ready(c) for r in records)]
+    found: list[Width] = [*sorted(e.label for _, e in ready if e.label is not None)]
+    found += [c for c, e in ready if e.label is None]
+    if not any(r.lacks_full for r in records):
+        found.append(1.0 if plan.widths.high == 1.0 else plan.full)
+    return found
 
 
 def is_full_width_new(model: nn.Module) -> bool:
@@ -204,34 +202,15 @@ def is_full_width_new(model: nn.Module) -> bool:
     return any(is_initial(norm) for norm in list(norm_records(model))[:1])
 
 
-def _slice_statistics(
-    model: nn.Module, norm: nn.Module, record: NormRecord, config: ChannelConfig, entry: Statistics
-) -> None:
-    """Give a norm that no pass used the first channels of the full width's statistics."""
-    with at_width(model, config):
-        for name in ("running_mean", "running_var"):
-            values = record.sliced(norm, name)
-            if values is not None:
-                getattr(entry, name).copy_(values)
-
-
-def _put_into_buffers(norm: nn.Module, entry: Statistics) -> None:
-    """Write the statistics of the full width to the buffers, which are in `state_dict`."""
-    for name in RUNNING:
-        buffer = norm._buffers[name]
-        if buffer is not None:
-            buffer.copy_(getattr(entry, name))
-
-
 def empty_statistics(
     model: nn.Module, norms: Norms, config: ChannelConfig, label: float | None
-) -> dict[tuple[nn.Module, ChannelConfig], Statistics]:
+) -> dict[nn.Module, Statistics]:
     with at_width(model, config):
-        found = {(norm, config): new_statistics(norm, label, is_tracked=True) for norm in norms}
+        found = {norm: new_statistics(norm, label, is_tracked=True) for norm in norms}
     for norm, record in norms.items():
         # A scale and bias that were tuned with other weights do not fit these.
         if config in record.bank and record.bank[config].affine and record.is_ready(config):
-            found[norm, config].affine = record.bank[config].affine
+            found[norm].affine = record.bank[config].affine
     return found
 
 
@@ -242,11 +221,8 @@ def _finding_last_norm(model: nn.Module, weights: Weights, is_first: bool) -> It
     if not is_first:
         yield
         return
-    hook = register_module_forward_pre_hook(lambda module, _: calls.append(module))
-    try:
+    with register_module_forward_pre_hook(lambda module, _: calls.append(module)):
         yield
-    finally:
-        hook.remove()
     places = [i for i, module in enumerate(calls) if norm_record(module) is not None]
     last = max(places, default=len(calls))
     after = set(calls[last:]) - set(calls[: last + 1])
@@ -259,83 +235,93 @@ def _finding_last_norm(model: nn.Module, weights: Weights, is_first: bool) -> It
 
 
 @contextlib.contextmanager
-def only_norms_training(model: nn.Module, norms: Norms) -> Iterator[None]:
-    """Put norms in training mode and everything else in evaluation mode, inside a `with` block."""
-    momenta = [norm.momentum for norm in norms]
-    with at_width(model, state_of(network_in(model)).width), evaluating(model):
+def collecting(model: nn.Module, norms: Norms, fresh: Fresh) -> Iterator[None]:
+    """Norms are in training mode and write to new statistics; all else is in evaluation mode."""
+    before = {n: (record.bank, dict(n._buffers), n.momentum) for n, record in norms.items()}
+    state = state_of(network_in(model))
+    with at_width(model, state.width), evaluating(model):
         for norm, record in norms.items():
             norm.train()
             record.is_calibrating = True
+        for norm, record in norms.items():
+            record.bank = {config: entries[norm] for config, entries in fresh.items()}
+            if state.plan.full in record.bank:
+                full = record.bank[state.plan.full]
+                norm._buffers.update({name: getattr(full, name) for name in RUNNING})
         try:
             yield
         finally:
-            for (norm, record), momentum in zip(norms.items(), momenta, strict=True):
-                norm.momentum = momentum
+            for norm, record in norms.items():
+                record.bank, buffers, norm.momentum = before[norm]
+                norm._buffers.update(buffers)
                 record.is_calibrating = False
 
 
-@contextlib.contextmanager
-def writing_to(
-    norms: Norms,
-    fresh: Mapping[tuple[nn.Module, ChannelConfig], Statistics],
-    full_config: ChannelConfig | None = None,
-) -> Iterator[None]:
-    """Let every norm write to the new statistics while they are computed."""
-    before = [(record.bank, dict(norm._buffers)) for norm, record in norms.items()]
-    for norm, record in norms.items():
-        record.bank = {config: entry for (owner, config), entry in fresh.items() if owner is norm}
-        full = None if full_config is None else record.bank.get(full_config)
-        if full is not None:
-            norm._buffers.update({name: getattr(full, name) for name in RUNNING})
-    try:
-        yield
-    finally:
-        for (norm, record), (bank, buffers) in zip(norms.items(), before, strict=True):
-            record.bank = bank
-            norm._buffers.update(buffers)
+class _NormHooks(contextlib.ExitStack):
+    """Hooks of norms that do not count and weigh their batches as they should.
+
+    Instance norms count none. Norms that one pass uses several times need a share of each use in
+    their averages. All others get no hooks, because with hooks a GPU would not use its kernels.
+    """
+
+    def __init__(self, norms: Norms, momentum: float | None) -> None:
+        super().__init__()
+        self._momentum = momentum
+        self._seen: dict[tuple[nn.Module, ChannelConfig | None], int] = {}
+        self._hook((norm for norm in norms if isinstance(norm, _InstanceNorm)), _count)
+
+    def found_repeated(self, norms: Norms) -> bool:
+        """Whether a pass uses norms several times; call it after the first pass."""
+        repeated = [norm for norm in norms if int(norm.num_batches_tracked) > 1]  # type: ignore[arg-type]
+        self.weigh(repeated)
+        return bool(repeated)
+
+    def weigh(self, norms: Iterable[nn.Module]) -> None:
+        self._hook(norms, self._weigh)
+
+    def _hook(self, norms: Iterable[nn.Module], hook: Callable[..., None]) -> None:
+        for norm in norms:
+            self.enter_context(norm.register_forward_pre_hook(hook))
+
+    def _weigh(self, norm: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        record = norm_record(norm)
+        assert record is not None
+        key = norm, record.config
+        values = arguments[0].numel() // arguments[0].shape[1]
+        before = self._seen.get(key, 0)
+        self._seen[key] = before + values
+        share = values / self._seen[key]
+        if self._momentum is not None:
+            share = self._momentum if before else 1.0
+        norm.__dict__["momentum"] = share
 
 
-@contextlib.contextmanager
-def _counting_batches(norms: Norms) -> Iterator[None]:
-    """Let instance norms count their batches, as batch norms do themselves."""
-
-    def count(norm: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        norm.num_batches_tracked.add_(1)  # type: ignore[operator]
-
-    hooks = [
-        norm.register_forward_pre_hook(count) for norm in norms if isinstance(norm, _InstanceNorm)
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+def _count(norm: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+    norm.num_batches_tracked.add_(1)  # type: ignore[operator]
 
 
 def _share(
     model: nn.Module,
     norms: Norms,
     labels: Mapping[ChannelConfig, float | None],
-    mine: Sequence[ChannelConfig],
-    fresh: dict[tuple[nn.Module, ChannelConfig], Statistics],
+    fresh: Fresh,
     group: dist.ProcessGroup,
 ) -> None:
     """Send the statistics of each width from the rank that computed them to all others."""
-    for number, config in enumerate(labels):
-        if config not in mine:
-            fresh |= empty_statistics(model, norms, config, labels[config])
-        for norm in norms:
-            for tensor in fresh[norm, config].tensors():
+    for number, (config, label) in enumerate(labels.items()):
+        if config not in fresh:
+            fresh[config] = empty_statistics(model, norms, config, label)
+        for entry in fresh[config].values():
+            for tensor in entry.tensors():
                 dist.broadcast(tensor, group=group, group_src=number % group.size())
 
 
 def _check_finite(
-    model: nn.Module,
-    labels: Mapping[ChannelConfig, float | None],
-    fresh: Mapping[tuple[nn.Module, ChannelConfig], Statistics],
+    model: nn.Module, labels: Mapping[ChannelConfig, float | None], fresh: Fresh
 ) -> None:
     paths = {module: path for path, module in model.named_modules()}
-    for (norm, config), entry in fresh.items():
+    everything = ((c, norm, entry) for c in fresh for norm, entry in fresh[c].items())
+    for config, norm, entry in everything:
         if not (entry.running_mean.isfinite() & entry.running_var.isfinite()).all():
             width = config if labels[config] is None else f"width {labels[config]}"
             raise AnywidthError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -28,17 +29,18 @@ class Whole(NamedTuple):
 
 def calibration_batches(
     loader: Iterable[Any], model: nn.Module, samples: int | None, as_they_are: bool = False
-) -> Iterator[Any]:
+) -> Iterator[tuple[int, Any]]:
     """The first samples of a loader on the network's device, in batches of at least two.
 
-    With `as_they_are`, batches of any form.
+    Each comes with its number of samples. With `as_they_are`, batches of any form count as one.
     """
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
         raise AnywidthError(
             f"calibrate(): the loader is a {type(loader).__name__}, which yields single samples; "
             "expected batches: torch.utils.data.DataLoader(dataset, batch_size=64)"
         )
-    if isinstance(loader, Tensor) or not _can_be_iterated(loader):
+    is_iterable = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
+    if isinstance(loader, Tensor) or not is_iterable:
         what = f"a tensor of shape {tuple(loader.shape)}" if isinstance(loader, Tensor) else loader
         raise AnywidthError(
             f"calibrate(): the loader is {what}; expected an iterable of batches, such as a "
@@ -46,13 +48,12 @@ def calibration_batches(
         )
     if as_they_are:
         device = next(model.parameters()).device
-        return (moved(batch, device) for batch in loader)
+        return ((1, moved(batch, device)) for batch in loader)
     batches = _never_alone(_first_samples(_inputs(loader, model), samples))
-    return (tuple(_unwrapped(one) for one in batch) for batch in batches)
-
-
-def _unwrapped(argument: Any) -> Any:
-    return argument.value if isinstance(argument, Whole) else argument
+    return (
+        (_samples_in(batch), tuple(one.value if isinstance(one, Whole) else one for one in batch))
+        for batch in batches
+    )
 
 
 def _wrapped(arguments: Arguments, model: nn.Module) -> Arguments:
@@ -77,10 +78,6 @@ def _first_size(argument: Example) -> int | None:
     return shape[0] if shape else None
 
 
-def _can_be_iterated(loader: Any) -> bool:
-    return hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
-
-
 def _inputs(loader: Iterable[Any], model: nn.Module) -> Iterator[Arguments]:
     device = next(model.parameters()).device
     axes: list[int] = []
@@ -102,14 +99,13 @@ def _inputs(loader: Iterable[Any], model: nn.Module) -> Iterator[Arguments]:
                     "tuple that starts with a tensor or with a tuple or dict of the network's "
                     "arguments; for others pass calibrate(..., forward=...)"
                 )
+        shapes = ", ".join(str(tuple(inputs.shape)) for inputs in several)
         if len({inputs.shape[0] for inputs in several}) > 1:
-            shapes = ", ".join(str(tuple(inputs.shape)) for inputs in several)
             raise AnywidthError(
                 f"calibrate(): arguments of shapes {shapes}: expected equal numbers of samples"
             )
         axes = axes or [inputs.dim() for inputs in several]
         if axes != [inputs.dim() for inputs in several]:
-            shapes = ", ".join(str(tuple(inputs.shape)) for inputs in several)
             raise AnywidthError(
                 f"calibrate(): a batch of shape {shapes} after batches with {axes[0]} axes; for a "
                 "single batch with labels, pass loader=[(images, labels)]"
@@ -122,22 +118,22 @@ def moved(batch: Any, device: torch.device) -> Any:
     return tree_map_only(Tensor, lambda one: one.to(device, non_blocking=True), batch)
 
 
-def samples_in(inputs: Arguments) -> int:
+def _samples_in(inputs: Arguments) -> int:
     held = [one for one in inputs if not isinstance(one, Whole)]
     tensors = (one for one in tree_leaves(held) if isinstance(one, Tensor) and one.dim())
     return int(next(tensors).shape[0])
 
 
 def _first_samples(batches: Iterator[Arguments], samples: int | None) -> Iterator[Arguments]:
-    if samples is None:
-        yield from batches
-        return
-    left = samples
+    left = math.inf if samples is None else samples
     for inputs in batches:
-        # A graph cannot be cut: all of its nodes belong together.
-        most = slice(None if _has_own(inputs) else left)
-        yield _mapped(lambda one, most=most: one[most] if isinstance(one, Tensor) else one, inputs)
-        left -= samples_in(inputs)
+        if left < _samples_in(inputs) and not _has_own(inputs):  # a graph cannot be cut
+            most = int(left)
+            inputs = _mapped(
+                lambda one, n=most: one[:n] if isinstance(one, Tensor) else one, inputs
+            )
+        yield inputs
+        left -= _samples_in(inputs)
         if left <= 0:
             return
 
@@ -148,7 +144,7 @@ def _never_alone(batches: Iterator[Arguments]) -> Iterator[Arguments]:
     alone: list[Arguments] = []
     for inputs in batches:
         joined = _joined([*alone, inputs])
-        if samples_in(joined) == 1 and not _has_own(joined):
+        if _samples_in(joined) == 1 and not _has_own(joined):
             alone = [joined]
             continue
         yield from held
@@ -163,14 +159,12 @@ def _has_own(inputs: Arguments) -> bool:
 
 
 def _joined(batches: Sequence[Arguments]) -> Arguments:
-    if len(batches) == 1:
-        return batches[0]
     first, *others = batches
 
     def join(*parts: Any) -> Any:
         return torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0]
 
-    return _mapped(join, first, *others)
+    return _mapped(join, first, *others) if others else first
 
 
 def _mapped(change: Callable[..., Any], first: Arguments, *others: Arguments) -> Arguments:

@@ -15,10 +15,7 @@ from anywidth.errors import AnywidthError
 
 
 def soft_cross_entropy(
-    logits: Tensor,
-    teacher_logits: Tensor,
-    temperature: float = 1.0,
-    kept: Tensor | None = None,
+    logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0, kept: Tensor | None = None
 ) -> Tensor:
     """Cross entropy against the soft labels of the full width (the paper's inplace distillation).
 
@@ -89,15 +86,8 @@ def extras_of(distill: Distill) -> tuple[str, ...]:
                 f"distill needs a keyword argument {one.name!r}: it may ask for "
                 f"{' and '.join(_EXTRAS)}; give others a default, or use functools.partial"
             )
-    chosen = _chosen(function)
+    chosen = function.keywords if isinstance(function, functools.partial) else {}
     return tuple(p.name for p in further if p.name in _EXTRAS and p.name not in chosen)
-
-
-def _chosen(function: Any) -> set[str]:
-    """The keyword arguments that a `functools.partial` has already."""
-    if not isinstance(function, functools.partial):
-        return set()
-    return {*function.keywords, *_chosen(function.func)}
 
 
 def ignoring(distill: Callable[..., Tensor], index: int) -> Distill:

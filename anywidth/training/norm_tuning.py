@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
@@ -13,29 +12,20 @@ from torch import Tensor, nn
 from anywidth.distributed import check_not_sharded
 from anywidth.errors import AnywidthError
 from anywidth.planning.modes import evaluating
-from anywidth.slimming.convert import at_width
+from anywidth.slimming.convert import at_width, plan_of
 from anywidth.slimming.converted_part import network_in
-from anywidth.slimming.norm_statistics import (
-    Affine,
-    MissingStatisticsError,
-    NormRecord,
-    Statistics,
-    new_statistics,
-    norm_records,
-)
+from anywidth.slimming.norm_statistics import Affine, MissingStatisticsError, norm_records
 from anywidth.slimming.state import check_layers, state_of
 from anywidth.slimming.tuned_affine import allow_tuned
-from anywidth.training.calibration import calibrate, only_norms_training, writing_to
+from anywidth.training.calibration import Norms, calibrate, collecting, empty_statistics
 from anywidth.training.calibration_batches import moved
 from anywidth.training.distillation import Distill
 from anywidth.training.engine.passes import Loss, Objective, detached
 from anywidth.training.engine.trees import call
-from anywidth.training.inputs_kept import inputs_kept
-from anywidth.training.step_checks import distillation_for
-from anywidth.width import ChannelConfig, Width, is_number, whole_number, width_list
+from anywidth.training.step_checks import check_share, distillation_for, inputs_kept
+from anywidth.width import ChannelConfig, Width, check_whole, is_number, width_list
 
-Norms = dict[nn.Module, NormRecord]
-Affines = dict[tuple[nn.Module, ChannelConfig], Affine]
+Affines = dict[ChannelConfig, dict[nn.Module, Affine]]
 
 
 def tune_norms(
@@ -87,7 +77,10 @@ def tune_norms(
     named = {state_of(network).resolve(w): w for w in width_list(widths, "tune_norms")}
     norms = _tunable(model)
     _check(model, norms, named)
-    _check_numbers(epochs, learning_rate, truth)
+    check_whole(epochs, 1, "epochs")
+    if not is_number(learning_rate) or learning_rate <= 0:
+        raise AnywidthError(f"learning_rate={learning_rate!r}: expected a number above 0")
+    check_share(truth)
     objective = Objective(loss, distillation_for(loss, distill), truth, autocast)
     if iter(loader) is loader:
         raise AnywidthError(
@@ -98,15 +91,19 @@ def tune_norms(
         allow_tuned(norm, record)
     tuned = _started(model, norms, list(named))
     _train(model, loader, objective, tuned, epochs, learning_rate, progress)
-    before = {key: norms[key[0]].bank[key[1]].affine for key in tuned}
+    before = {c: {norm: record.bank[c].affine for norm, record in norms.items()} for c in tuned}
     try:
-        for (norm, config), affine in tuned.items():
-            norms[norm].bank[config].affine = affine
+        _put(norms, tuned)
         calibrate(model, loader if calibration is None else calibration, list(named.values()))
     except BaseException:
-        for (norm, config), affine_before in before.items():
-            norms[norm].bank[config].affine = affine_before
+        _put(norms, before)
         raise
+
+
+def _put(norms: Norms, affines: Mapping[ChannelConfig, Mapping[nn.Module, Affine | None]]) -> None:
+    for config, by_norm in affines.items():
+        for norm, affine in by_norm.items():
+            norms[norm].bank[config].affine = affine
 
 
 def _tunable(model: nn.Module) -> Norms:
@@ -128,7 +125,7 @@ def _tunable(model: nn.Module) -> Norms:
 
 
 def _check(model: nn.Module, norms: Norms, named: Mapping[ChannelConfig, Width]) -> None:
-    full = state_of(network_in(model)).plan.full
+    full = plan_of(model).full
     for config, width in named.items():
         if config == full:
             raise AnywidthError(
@@ -141,15 +138,6 @@ def _check(model: nn.Module, norms: Norms, named: Mapping[ChannelConfig, Width])
                     raise MissingStatisticsError(f"tune_norms(): {record.missing()}")
 
 
-def _check_numbers(epochs: int, learning_rate: float, truth: float) -> None:
-    if (whole_number(epochs) or 0) < 1:
-        raise AnywidthError(f"epochs={epochs!r}: expected a whole number of at least 1")
-    if not is_number(learning_rate) or learning_rate <= 0:
-        raise AnywidthError(f"learning_rate={learning_rate!r}: expected a number above 0")
-    if not is_number(truth) or not 0 <= truth <= 1:
-        raise AnywidthError(f"truth={truth!r}: expected a share from 0 to 1")
-
-
 @torch.no_grad()
 def _started(model: nn.Module, norms: Norms, configs: Sequence[ChannelConfig]) -> Affines:
     """Copies of the scales and biases that the widths use now."""
@@ -157,16 +145,15 @@ def _started(model: nn.Module, norms: Norms, configs: Sequence[ChannelConfig]) -
     with evaluating(model):
         for config in configs:
             with at_width(model, config):
-                for norm in norms:
-                    weight, bias = norm.weight, norm.bias
-                    assert isinstance(weight, Tensor)
-                    shift = _leaf(bias) if isinstance(bias, Tensor) else None
-                    found[norm, config] = Affine(_leaf(weight), shift)
+                found[config] = {
+                    norm: Affine(*map(_leaf, (norm.weight, norm.bias)))  # type: ignore[arg-type]
+                    for norm in norms
+                }
     return found
 
 
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().requires_grad_()
+def _leaf(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach().clone().requires_grad_()
 
 
 def _train(
@@ -178,21 +165,30 @@ def _train(
     learning_rate: float,
     progress: Callable[[int], None] | None,
 ) -> None:
-    by_config: dict[ChannelConfig, list[Tensor]] = {}
-    for (_, config), affine in tuned.items():
-        by_config.setdefault(config, []).extend(affine.tensors().values())
+    by_config = {
+        config: [tensor for one in affines.values() for tensor in one.tensors().values()]
+        for config, affines in tuned.items()
+    }
     optimizer = torch.optim.Adam([t for one in by_config.values() for t in one], learning_rate)
     total = epochs * len(loader) if isinstance(loader, Sized) else None
     device = next(model.parameters()).device
-    full, done = state_of(network_in(model)).plan.full, 0
-    with _reading(model, tuned), torch.enable_grad():
+    full, done = plan_of(model).full, 0
+    norms = norm_records(model)
+    fresh = {config: empty_statistics(model, norms, config, None) for config in tuned}
+    for config, affines in tuned.items():
+        for norm, entry in fresh[config].items():
+            entry.is_tracked, entry.affine = False, affines.get(norm)
+    with collecting(model, norms, fresh), torch.enable_grad():
         for _ in range(epochs):
             first = done
             for inputs, targets in loader:
                 inputs, targets = moved(inputs, device), moved(targets, device)
                 for group in optimizer.param_groups:
                     group["lr"] = learning_rate * (1 if total is None else 1 - done / total)
-                teacher = None if objective.distill is None else _taught(model, full, inputs)
+                teacher = None
+                if objective.distill is not None:
+                    with torch.no_grad(), evaluating(model), at_width(model, full):
+                        teacher = detached(call(model, inputs))
                 for config, tensors in by_config.items():
                     with inputs_kept(inputs):
                         found, _ = objective.forward(model, config, inputs, targets, teacher)
@@ -205,7 +201,7 @@ def _train(
                     progress(done)
             if done == first:
                 raise AnywidthError("tune_norms() got no data: the loader is empty")
-    for affine in tuned.values():
+    for affine in (affine for affines in tuned.values() for affine in affines.values()):
         for name, tensor in affine.tensors().items():
             setattr(affine, name, tensor.detach())
             if not tensor.isfinite().all():
@@ -213,25 +209,3 @@ def _train(
                     f"tuning diverged with learning_rate={learning_rate}, so nothing was kept: "
                     "lower it"
                 )
-
-
-@torch.no_grad()
-def _taught(model: nn.Module, full: ChannelConfig, inputs: Any) -> Any:
-    with evaluating(model), at_width(model, full):
-        return detached(call(model, inputs))
-
-
-@contextlib.contextmanager
-def _reading(
-    model: nn.Module, tuned: Mapping[tuple[nn.Module, ChannelConfig], Affine]
-) -> Iterator[None]:
-    """Norms use batch statistics and the scales in training; their statistics do not change."""
-    norms = norm_records(model)
-    fresh: dict[tuple[nn.Module, ChannelConfig], Statistics] = {}
-    for config in dict.fromkeys(config for _, config in tuned):
-        with at_width(model, config):
-            for norm in norms:
-                entry = fresh[norm, config] = new_statistics(norm, None)
-                entry.affine = tuned.get((norm, config))
-    with only_norms_training(model, norms), writing_to(norms, fresh):
-        yield

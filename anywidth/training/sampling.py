@@ -1,23 +1,28 @@
-"""The widths of a training step: the sandwich rule, and the rules it is compared with."""
+"""The widths of a training step: the sandwich rule and others; and the weights of their losses."""
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from torch import nn
 
 from anywidth.errors import AnywidthError
 from anywidth.planning.groups import Plan
+from anywidth.slimming.convert import plan_of
 from anywidth.slimming.converted_part import network_in
-from anywidth.slimming.state import SlimmableState, state_of
+from anywidth.slimming.state import state_of
 from anywidth.training.seeds import derive_seed
-from anywidth.width import ChannelConfig, Width, whole_number, width_list
+from anywidth.width import ChannelConfig, Width, check_whole, is_number, whole_number, width_list
 
 Rule = Literal["sandwich", "random", "min+random", "max+random", "fixed"]
 Density = Literal["uniform", "log-uniform"]
+NamedRule = Literal["paper", "balanced"]
+WeightRule = Callable[[ChannelConfig, int, int], float]
+WidthWeights = NamedRule | Sequence[float] | WeightRule
 
 
 @dataclass(frozen=True)
@@ -69,8 +74,8 @@ class Sampling:
             raise AnywidthError(
                 f"{self.count!r} widths per step: the rule {self.rule!r} needs at least {least}"
             )
-        if self.lattice is not None and (whole_number(self.lattice) or 0) < 2:
-            raise AnywidthError(f"lattice={self.lattice!r}: expected a whole number of at least 2")
+        if self.lattice is not None:
+            check_whole(self.lattice, 2, "lattice")
         if self.density not in get_args(Density):
             raise AnywidthError(f"density={self.density!r}: expected one of {get_args(Density)}")
         if self.density != "uniform" and self.rule == "fixed":
@@ -82,12 +87,12 @@ class Sampling:
         """The configurations that `lattice` allows, cheapest first; raises without one."""
         if self.lattice is None:
             raise AnywidthError("Sampling(lattice=None) draws from all configurations")
-        source = _source(model)
-        if not self.nonuniform:
-            return source.lattice(self.lattice)
-        if isinstance(source, Plan):
-            return _spread(source, self)
-        return source.cached(self, lambda plan: _spread(plan, self))
+        if isinstance(model, Plan):
+            return self._spread_over(model)
+        return state_of(network_in(model)).cached(self, self._spread_over)
+
+    def _spread_over(self, plan: Plan) -> list[ChannelConfig]:
+        return _spread(plan, self) if self.nonuniform else plan.lattice(self.lattice)
 
     @property
     def may_leave_out_widest(self) -> bool:
@@ -110,10 +115,10 @@ def sample_widths(
         raise AnywidthError(
             f"sampling={sampling!r}: expected a Sampling, such as Sampling(count=4)"
         )
-    source = _source(model)
-    plan = source if isinstance(source, Plan) else source.plan
+    plan = model if isinstance(model, Plan) else plan_of(model)
     if sampling.rule == "fixed":
-        return [plan.resolve(width) for width in _widest_first(plan, sampling.widths)]
+        configs = [plan.resolve(width) for width in sampling.widths]
+        return sorted(configs, key=lambda config: -sum(n for _, n in config.items()))
     ends = {
         "sandwich": [plan.widest, plan.narrowest],
         "max+random": [plan.widest],
@@ -127,19 +132,16 @@ def sample_widths(
     known = sampling.configurations(model)
     if sampling.density == "uniform" or sampling.nonuniform:  # these have the density themselves
         return ends + chance.choices(known, k=number)
-    widths = (_width(plan, sampling, chance.random()) for _ in range(number))
-    return ends + [known[round(_place(plan, width) * (len(known) - 1))] for width in widths]
-
-
-def _source(model: nn.Module | Plan) -> Plan | SlimmableState:
-    return model if isinstance(model, Plan) else state_of(network_in(model))
+    low, span = plan.widths.low, max(plan.widths.high - plan.widths.low, 1e-9)
+    places = ((_width(plan, sampling, chance.random()) - low) / span for _ in range(number))
+    return ends + [known[round(place * (len(known) - 1))] for place in places]
 
 
 def _draw(plan: Plan, sampling: Sampling, chance: random.Random) -> ChannelConfig:
-    if sampling.nonuniform:
-        groups = plan.elastic()
-        return plan.resolve({g.name: _width(plan, sampling, chance.random()) for g in groups})
-    return plan.resolve(_width(plan, sampling, chance.random()))
+    if not sampling.nonuniform:
+        return plan.resolve(_width(plan, sampling, chance.random()))
+    groups = plan.elastic()
+    return plan.resolve({g.name: _width(plan, sampling, chance.random()) for g in groups})
 
 
 def _width(plan: Plan, sampling: Sampling, share: float) -> float:
@@ -148,12 +150,6 @@ def _width(plan: Plan, sampling: Sampling, share: float) -> float:
     if sampling.density == "uniform":
         return low + (high - low) * share
     return min(low * (high / low) ** share, high)
-
-
-def _place(plan: Plan, width: float) -> float:
-    """Where in the range a width lies, from 0 to 1."""
-    low, high = plan.widths.low, plan.widths.high
-    return (width - low) / (high - low) if high > low else 0.0
 
 
 def _spread(plan: Plan, sampling: Sampling) -> list[ChannelConfig]:
@@ -175,5 +171,56 @@ def _spread(plan: Plan, sampling: Sampling) -> list[ChannelConfig]:
     return sorted(dict.fromkeys(map(plan.resolve, rows)), key=plan.macs)
 
 
-def _widest_first(plan: Plan, widths: Sequence[Width]) -> list[Width]:
-    return sorted(widths, key=lambda w: -sum(n for _, n in plan.resolve(w).items()))
+# ---- weights ---------------------------------------------------------------------------------
+
+
+def width_weights(weights: WidthWeights, configs: Sequence[ChannelConfig]) -> list[float]:
+    """One weight per width of a step, in the order of `configs`; the widest comes first.
+
+    With the paper's sum, layers that all widths share (a classifier, norms) learn mostly from the
+    three narrow widths. `"balanced"` gives these together the weight of the widest.
+    """
+    number = len(configs)
+    if weights == "paper":
+        return [1.0] * number
+    if weights == "balanced":
+        return [1.0, *[1.0 / (number - 1)] * (number - 1)] if number > 1 else [1.0]
+    if callable(weights):
+        found = [weights(config, position, number) for position, config in enumerate(configs)]
+    else:
+        found = list(weights)
+        if len(found) != number:
+            raise AnywidthError(
+                f"weights={found}: {len(found)} weights for {number} widths per step; pass one per "
+                f"width, the widest first, or one of {get_args(NamedRule)}"
+            )
+    for position, weight in enumerate(found):
+        if not is_number(weight) or weight < 0:
+            raise AnywidthError(
+                f"weights: {weight!r} for width number {position} of a step: expected a number of "
+                "at least 0"
+            )
+    if math.fsum(found) == 0:
+        raise AnywidthError("weights: all are 0, so nothing would be trained")
+    return [float(weight) for weight in found]
+
+
+def checked_weights(weights: Any, sampling: Sampling) -> WidthWeights:
+    """The rule to use; an invalid one is refused. A function's results are checked at each step."""
+    if weights is None:
+        return "paper" if sampling.may_leave_out_widest else "balanced"
+    if hasattr(weights, "tolist"):  # an array or a tensor
+        weights = weights.tolist()
+    if weights == "balanced" and sampling.may_leave_out_widest:
+        raise AnywidthError(
+            f"weights='balanced': the rule {sampling.rule!r} may leave out the widest width, "
+            "against which the others are balanced; use the rule 'sandwich', or weights='paper'"
+        )
+    is_list = isinstance(weights, Sequence) and not isinstance(weights, str)
+    if weights in get_args(NamedRule) or callable(weights) or is_list:
+        rule: WidthWeights = weights
+        return rule
+    raise AnywidthError(
+        f"weights={weights!r}: expected one of {get_args(NamedRule)}, one number per width, or a "
+        "function of (configuration, position, number of widths)"
+    )

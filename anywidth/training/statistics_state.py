@@ -9,20 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anywidth import json_values
+import anywidth.json_values as values
 from anywidth.errors import AnywidthError
 from anywidth.slimming.convert import plan_of
 from anywidth.slimming.converted_part import network_in
 from anywidth.slimming.norm_statistics import (
     RUNNING,
-    NormRecord,
-    Statistics,
-    norm_record,
     norm_records,
 )
 from anywidth.slimming.state import state_of
 from anywidth.slimming.tuned_affine import allow_tuned, read_affine
-from anywidth.training.calibration import empty_statistics
+from anywidth.training.calibration import Fresh, empty_statistics
 from anywidth.width import ChannelConfig
 
 # The name of the list of widths, which is stored as a tensor of the bytes of its JSON text.
@@ -73,23 +70,20 @@ def statistics_to_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str
     tensors: dict[str, Tensor] = {}
     order: dict[ChannelConfig, int] = {}
     widths: list[dict[str, Any]] = []
-    for path, module in model.named_modules():
-        record = norm_record(module)
-        for config, entry in record.bank.items() if record is not None else ():
+    paths = {module: path for path, module in model.named_modules()}
+    for norm, record in norm_records(model).items():
+        path = paths[norm]
+        for config, entry in record.bank.items():
             if config not in order:
                 order[config] = len(order)
-                label, ready = entry.label, record is not None and record.is_ready(config)
-                widths.append({"width": label, "ready": ready, "channels": config.to_json()})
+                about = {"width": entry.label, "ready": record.is_ready(config)}
+                widths.append({**about, "channels": config.to_json()})
             for name in RUNNING:
                 tensors[f"{order[config]}/{path}.{name}"] = getattr(entry, name)
             if entry.affine is not None and widths[order[config]]["ready"]:
                 for name, tensor in entry.affine.tensors().items():
                     tensors[f"{order[config]}/{path}.{name}"] = tensor.detach()
     return tensors, {"widths": json.dumps(widths)}
-
-
-# (the record of a norm, a configuration, the statistics to store)
-Loaded = list[tuple[NormRecord, ChannelConfig, Statistics]]
 
 
 def load_statistics(
@@ -102,12 +96,12 @@ def load_statistics(
     put_statistics(model, read_statistics(model, tensors, metadata))
 
 
-_WIDTHS = json_values.listed(
-    json_values.record(
+_WIDTHS = values.listed(
+    values.record(
         {
-            "width": json_values.optional(json_values.number),
-            "ready": json_values.flag,
-            "channels": json_values.mapped(json_values.whole(1)),
+            "width": values.optional(values.number),
+            "ready": values.flag,
+            "channels": ChannelConfig.from_json,
         }
     )
 )
@@ -115,55 +109,48 @@ _WIDTHS = json_values.listed(
 
 def read_statistics(
     model: nn.Module, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
-) -> Loaded:
+) -> Fresh:
     """Check that statistics fit the network, and return them for `put_statistics`."""
     plan = plan_of(model)
     try:
         widths = _WIDTHS(json.loads(metadata["widths"]), "widths")
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise AnywidthError(f"these are not batch-norm statistics of anywidth: {error}") from error
-    configs = [ChannelConfig.from_json(entry["channels"]) for entry in widths]
-    labels = [(entry["width"], entry["ready"]) for entry in widths]
     norms = norm_records(model)
     paths = {module: path for path, module in model.named_modules()}
-    loaded: Loaded = []
-    for number, config in enumerate(configs):
+    loaded: Fresh = {}
+    for number, width in enumerate(widths):
+        config = width["channels"]
         plan.check(config)
-        expected = empty_statistics(model, norms, config, None)
-        for norm, record in norms.items():
-            path, statistics = paths[norm], expected[norm, config]
-            statistics.label, statistics.ready = labels[number]
+        loaded[config] = empty_statistics(model, norms, config, None)
+        for norm, statistics in loaded[config].items():
+            path = paths[norm]
+            statistics.label, statistics.ready = width["width"], width["ready"]
             for name in RUNNING:
                 given, held = tensors.get(f"{number}/{path}.{name}"), getattr(statistics, name)
                 if given is None:
                     raise AnywidthError(f"statistics of {path!r} are missing for {config}")
-                if given.is_floating_point() != held.is_floating_point():
-                    raise AnywidthError(
-                        f"statistics of {path!r} do not fit {config}: {name} is {given.dtype}, "
-                        f"expected {held.dtype}"
-                    )
-                if given.shape != held.shape:
+                is_alike = given.is_floating_point() == held.is_floating_point()
+                if not is_alike or given.shape != held.shape:
                     raise AnywidthError(
                         f"statistics of {path!r} do not fit {config}: {name} has shape "
-                        f"{tuple(given.shape)}, expected {tuple(held.shape)}"
+                        f"{tuple(given.shape)} and {given.dtype}, expected {tuple(held.shape)} and "
+                        f"{held.dtype}"
                     )
                 held.copy_(given)
             prefix = f"{number}/{path}."
             statistics.affine = read_affine(norm, prefix, tensors, len(statistics.running_mean))
-            loaded.append((record, config, statistics))
     return loaded
 
 
-def put_statistics(model: nn.Module, loaded: Loaded) -> None:
+def put_statistics(model: nn.Module, loaded: Fresh) -> None:
     """Replace the statistics of a network, which then belong to its present weights."""
-    configs = {config for _, config, _ in loaded}
-    for record in norm_records(model).values():
-        for config in set(record.bank) - configs:
-            del record.bank[config]
     made_with = state_of(network_in(model)).weights.fingerprint()
-    for record, config, statistics in loaded:
-        statistics.made_with = made_with
-        record.file(config, statistics)
     for norm, record in norm_records(model).items():
+        for config in set(record.bank) - set(loaded):
+            del record.bank[config]
+        for config, entries in loaded.items():
+            entries[norm].made_with = made_with
+            record.file(config, entries[norm])
         if any(entry.affine is not None for entry in record.bank.values()):
             allow_tuned(norm, record)

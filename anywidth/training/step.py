@@ -16,35 +16,25 @@ from anywidth.planning.modes import TrainingModes
 from anywidth.slimming.converted_part import network_in
 from anywidth.slimming.norm_statistics import running_statistics
 from anywidth.slimming.state import check_layers, state_of
+from anywidth.training import optimizer_hooks as hooks
+from anywidth.training import step_checks as checks
 from anywidth.training.distillation import Distill
 from anywidth.training.engine.eager import EagerEngine
 from anywidth.training.engine.graphs import GraphEngine
 from anywidth.training.engine.passes import Loss, Objective, trained_parameters
 from anywidth.training.gpu.fast_layers import use_kernels
-from anywidth.training.inputs_kept import inputs_kept
 from anywidth.training.precision import dtype_by_device
-from anywidth.training.sampling import Sampling, sample_widths
-from anywidth.training.spent_gradients import (
-    check_spent,
-    is_watched,
-    mark_fresh,
-    mark_spent,
-    marks_kept,
-    watch,
-)
-from anywidth.training.step_checks import (
-    check_first_batch,
-    check_optimizers,
-    check_own_steps,
-    distillation_for,
-    frozen_norms_named,
+from anywidth.training.sampling import (
+    Sampling,
+    WidthWeights,
+    checked_weights,
+    sample_widths,
+    width_weights,
 )
 from anywidth.training.teachers import Teacher, Teaching
 from anywidth.training.token_loss import TokenLoss
-from anywidth.training.untrained_channels import leave_untrained_channels
 from anywidth.training.weight_average import WeightAverage, update_after
-from anywidth.training.width_weights import WidthWeights, checked_weights, width_weights
-from anywidth.width import ChannelConfig, Width, is_number, whole_number
+from anywidth.width import ChannelConfig, Width, whole_number
 
 
 @dataclass(frozen=True)
@@ -84,9 +74,6 @@ class SandwichStep:
 
     The narrower widths together weigh as much as the full one, so that layers which every width
     uses whole do not learn mostly from the narrow ones. `weights="paper"` is the paper's plain sum.
-
-    A call returns a `StepResult`: the configurations of the step with their losses and detached
-    outputs. They are tensors on the device, and valid until the next call.
 
     If something else calls the optimizer (accumulated gradients, a `GradScaler`, accelerate,
     Lightning, Hugging Face's Trainer), use `step.backward(inputs, targets)` instead: it adds the
@@ -168,8 +155,8 @@ class SandwichStep:
         check_layers(network)
         several: Any = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
         optimizers = [one for one in several if one is not None]
-        check_optimizers(model, optimizers)
-        distillation = distillation_for(loss, distill)
+        checks.check_optimizers(model, optimizers)
+        distillation = checks.distillation_for(loss, distill)
         count = whole_number(widths)
         if count is not None:
             widths = Sampling(count=count, seed=seed)
@@ -183,10 +170,9 @@ class SandwichStep:
                 f"seed={seed!r}: the Sampling has its own seed ({widths.seed}); pass "
                 f"Sampling(..., seed={seed!r})"
             )
-        if not is_number(truth) or not 0 <= truth <= 1:
-            raise AnywidthError(f"truth={truth!r}: expected a share from 0 to 1")
+        checks.check_share(truth)
         weights = checked_weights(weights, widths)
-        if not (autocast is None or autocast == "auto" or isinstance(autocast, torch.dtype)):
+        if autocast != "auto" and not isinstance(autocast, torch.dtype | None):
             raise AnywidthError(
                 f"autocast={autocast!r}: expected a dtype such as torch.bfloat16, 'auto' or None"
             )
@@ -211,7 +197,9 @@ class SandwichStep:
         # What FSDP shards has no memory of its own for graphs and kernels to use.
         on_gpu = all(p.is_cuda and not is_sharded(p) for p in model.parameters())
         if on_gpu:
-            _lay_channels_last(model)
+            for parameter in model.parameters():  # this memory format is the fastest for images
+                if parameter.dim() == 4:
+                    parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
             use_kernels(network, kernels)
         self.autocast = dtype_by_device(model) if autocast == "auto" else autocast
         objective = Objective(loss, distillation, truth, self.autocast)
@@ -239,13 +227,13 @@ class SandwichStep:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy of a step: torch copies optimizers without the hooks that follow their steps."""
         self.__dict__.update(state)
-        if not all(map(is_watched, self.optimizers)):
+        if not all(map(hooks.is_watched, self.optimizers)):
             self._follow_optimizers()
 
     def _follow_optimizers(self) -> None:
         plan = state_of(self.network).plan
-        watch(self.optimizers)
-        leave_untrained_channels(self.network, plan, self.sampling, self.optimizers)
+        hooks.watch(self.optimizers)
+        hooks.leave_untrained_channels(self.network, plan, self.sampling, self.optimizers)
         if self.ema is not None:
             update_after(self.optimizers, self.ema)
 
@@ -255,9 +243,9 @@ class SandwichStep:
         A tuple of inputs is the network's positional arguments, as in `anywidth.plan`; a dict is
         its keyword arguments, or its one argument if the network takes a dict.
         """
-        check_own_steps(self.optimizers)
+        checks.check_own_steps(self.optimizers)
         if not self._is_new:
-            check_spent(self.parameters)
+            hooks.check_spent(self.parameters)
         for parameter in self.parameters:  # also those that the optimizer does not hold
             parameter.grad = None
         result = self._add_gradients(inputs, targets, 1.0)
@@ -266,7 +254,7 @@ class SandwichStep:
             self.after_backward()
         for optimizer in self.optimizers:
             optimizer.step()
-        mark_spent(self.parameters, by_step=True)
+        hooks.mark_spent(self.parameters, by_step=True)
         self.count += 1
         return result
 
@@ -274,12 +262,8 @@ class SandwichStep:
         """Add the gradients of all widths to the parameters' gradients, and count the step.
 
         It does not clear gradients, reduce them over ranks or call the optimizer. Every call draws
-        its own widths from `count`; all ranks draw the same.
-
-        Args:
-            inputs: as in a call.
-            targets: as in a call.
-            scale: scales the gradients; the losses in the result are not scaled.
+        its own widths from `count`; all ranks draw the same. `scale` scales the gradients, but not
+        the losses in the result.
 
         Example:
             >>> for number, (images, labels) in enumerate(loader, start=1):
@@ -312,16 +296,16 @@ class SandwichStep:
             self.ema.restart()  # weights may have been loaded since the step was made
         with (
             torch.cuda.device_of(next(self.model.parameters())),
-            frozen_norms_named(self.model),
-            inputs_kept(inputs),
+            checks.frozen_norms_named(self.model),
+            checks.inputs_kept(inputs),
         ):
             if self._is_new:
                 self.teaching.check(inputs)
             taught = self.teaching.outputs(inputs)
             losses, outputs = self.engine.add_gradients(configs, weights, inputs, targets, taught)
-        mark_fresh(self.parameters)
+        hooks.mark_fresh(self.parameters)
         if self._is_new and len(outputs) > 1:
-            check_first_batch(self.engine.objective.distill, outputs[0], targets)
+            checks.check_first_batch(self.engine.objective.distill, outputs[0], targets)
         self._is_new = False
         self._visited.update(configs)
         return StepResult(configs, losses, outputs, state_of(self.network).plan)
@@ -368,16 +352,9 @@ class SandwichStep:
             self._modes.restore()
             configs = [state_of(self.network).resolve(width) for width in widths]
             device = torch.cuda.device_of(next(self.model.parameters()))
-            with device, marks_kept(self.parameters):
+            with device, hooks.marks_kept(self.parameters):
                 taught = self.teaching.outputs(inputs)
                 self.engine.warm_up(configs, inputs, targets, taught)
-
-
-def _lay_channels_last(model: nn.Module) -> None:
-    """Use channels-last memory, the fastest for images; parameters stay the same objects."""
-    for parameter in model.parameters():
-        if parameter.dim() == 4:
-            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
 
 
 def _uses_graphs(engine: str, on_gpu: bool) -> bool:

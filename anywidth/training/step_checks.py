@@ -1,4 +1,4 @@
-"""Checks of the optimizers, losses and norms of a training step."""
+"""Checks of the optimizers, losses, norms and batches of training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from torch import Tensor, nn
 from anywidth.errors import AnywidthError
 from anywidth.slimming.norm_statistics import MissingStatisticsError, norm_record
 from anywidth.training.distillation import Distill, ignoring, soft_cross_entropy
+from anywidth.training.engine.trees import leaves
+from anywidth.training.optimizer_hooks import parameters_of, stepping
 from anywidth.training.token_loss import TokenLoss
+from anywidth.width import is_number
 
 # Losses whose second argument must be probabilities, which a network's output is not.
 _OF_PROBABILITIES = (
@@ -39,14 +42,13 @@ def check_optimizers(model: nn.Module, optimizers: Sequence[torch.optim.Optimize
                 f"optimizer={type(optimizer).__name__}: expected a torch.optim.Optimizer, such as "
                 "torch.optim.SGD(model.parameters(), lr=0.05)"
             )
-        if isinstance(getattr(optimizer, "optimizer", optimizer), torch.optim.LBFGS):
+        if isinstance(stepping(optimizer), torch.optim.LBFGS):
             raise AnywidthError(
                 "LBFGS computes the loss several times per step, each time at other widths: use an "
                 "optimizer that takes a step from one gradient, such as torch.optim.AdamW"
             )
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    held = {id(parameter) for group in groups for parameter in group["params"]}
-    if optimizers and not any(id(parameter) in held for parameter in model.parameters()):
+    held = {parameter for optimizer in optimizers for parameter in parameters_of(optimizer)}
+    if optimizers and held.isdisjoint(model.parameters()):
         raise AnywidthError(
             f"{type(optimizers[0]).__name__} holds no parameter of this {type(model).__name__}, so "
             "a step would train nothing: make it from model.parameters() of the same network, not "
@@ -69,6 +71,11 @@ def check_own_steps(optimizers: Sequence[torch.optim.Optimizer]) -> None:
                 "targets) clears them at every batch: call step.backward(inputs, targets, "
                 f"scale=1 / {batches}), then optimizer.step() and optimizer.zero_grad()"
             )
+
+
+def check_share(truth: Any) -> None:
+    if not is_number(truth) or not 0 <= truth <= 1:
+        raise AnywidthError(f"truth={truth!r}: expected a share from 0 to 1")
 
 
 def distillation_for(loss: Any, distill: Any) -> Distill | None:
@@ -164,3 +171,20 @@ def frozen_norms_named(model: nn.Module) -> Iterator[None]:
             "model.train(), or train calibrated widths alone, with "
             'Sampling("fixed", widths=(0.25, 0.5, 1.0))'
         ) from error
+
+
+@contextlib.contextmanager
+def inputs_kept(inputs: Any) -> Iterator[None]:
+    """Refuse a network that changes its input in place: the next width would get what it left.
+
+    PyTorch counts the changes of a tensor, so this costs nothing and waits for no device.
+    """
+    tensors = [x for x in leaves(inputs) if isinstance(x, Tensor) and not x.is_inference()]
+    before = [tensor._version for tensor in tensors]
+    yield
+    if [tensor._version for tensor in tensors] != before:
+        raise AnywidthError(
+            "the network changes its input in place, and several widths run on the same batch: "
+            "each would get what the one before has left. Write x = x - mean instead of x -= mean "
+            "or x.sub_(mean) in its forward, and inplace=False in a first layer"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -19,42 +20,36 @@ from anywidth.training.weight_average import WeightAverage
 Teacher = Literal["full", "ema"] | nn.Module | Callable[..., Any]
 
 
+@dataclass
 class Teaching:
-    """Runs the teacher of a step on its batches.
+    """Runs the teacher of a step on its batches; `ema` averages the weights of `model`."""
 
-    Args:
-        teacher: `"full"`, `"ema"`, a network, or a function of the network's inputs.
-        model: the network in training.
-        ema: the average of its weights, for `"ema"`.
-        objective: has the distillation and the precision.
-    """
+    teacher: Teacher
+    model: nn.Module
+    ema: WeightAverage | None
+    objective: Objective
 
-    def __init__(
-        self, teacher: Teacher, model: nn.Module, ema: WeightAverage | None, objective: Objective
-    ) -> None:
+    def __post_init__(self) -> None:
+        teacher = self.teacher
         if not callable(teacher) and teacher not in ("full", "ema"):
             raise AnywidthError(
                 f"teacher={teacher!r}: expected 'full', 'ema', a network, or a function of the "
                 "network's inputs"
             )
-        if teacher == "ema" and ema is None:
+        if teacher == "ema" and self.ema is None:
             raise AnywidthError(
                 "teacher='ema' needs an average of the weights: pass ema_decay=0.997"
             )
-        if teacher != "full" and objective.distill is None:
+        if teacher != "full" and self.objective.distill is None:
             raise AnywidthError(
                 "a teacher is used by the distillation, and distill is None: pass distill=..., or "
                 "leave the teacher out"
             )
-        if teacher in list(model.modules()):
+        if teacher in list(self.model.modules()):
             raise AnywidthError(
                 "the teacher is the network in training, or a part of it: leave it out to learn "
                 "from the step's full width"
             )
-        self.teacher = teacher
-        self.model = model
-        self.ema = ema
-        self.objective = objective
 
     @torch.no_grad()
     def outputs(self, inputs: Any) -> Any:
@@ -91,15 +86,11 @@ class Teaching:
             ours = _shapes(call(self.model, inputs))
         if theirs != ours:
             raise AnywidthError(
-                f"the teacher's output has shape {_spell(theirs)}, and the network's {_spell(ours)}"
-                ": expected the same. Adapt it in a function, such as teacher=lambda images: "
-                "large(images)[:, :10]"
+                f"the teacher's output has shape {theirs}, and the network's {ours}: expected the "
+                "same. Adapt it in a function, such as teacher=lambda images: large(images)[:, :10]"
             )
 
 
-def _shapes(output: Any) -> list[Any]:
-    return [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in leaves(output)]
-
-
-def _spell(shapes: list[Any]) -> str:
-    return " and ".join(map(str, shapes)) or "none"
+def _shapes(output: Any) -> str:
+    parts = (tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in leaves(output))
+    return " and ".join(map(str, parts)) or "none"

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from anywidth.distributed import check_not_sharded
 from anywidth.errors import AnywidthError, misfits
+from anywidth.slimming.convert import plan_of
 from anywidth.slimming.converted_part import network_in
 from anywidth.slimming.extraction import without_graphs
 from anywidth.slimming.layers import drop_fast_paths
 from anywidth.slimming.norm_statistics import RUNNING, norm_records
-from anywidth.slimming.state import state_of
 from anywidth.training.calibration import calibrate
-from anywidth.width import ChannelConfig, Width, is_number
+from anywidth.training.optimizer_hooks import stepping
+from anywidth.width import Width, is_number
 
 _UPDATES, _WEIGHTS = "updates", "weights/"
 
@@ -28,6 +29,9 @@ class WeightAverage:
     `SandwichStep(..., ema_decay=0.997)` makes one, as `step.ema`, and updates it whenever the
     optimizer takes a step. At the end, `step.ema.copy_to(model, loader)` puts it in place of the
     weights. Batch-norm statistics are not averaged: they are computed with the averaged weights.
+
+    `network` is a copy of the network with the averaged weights, without statistics for them.
+    Calibrate it before you evaluate it, at full width too; an update ends its statistics.
 
     Args:
         model: a converted network, or a model with one in it.
@@ -43,34 +47,28 @@ class WeightAverage:
         network_in(model)
         check_not_sharded(model, "WeightAverage")
         self.decay = decay
-        self.updates = 0
         self._source = model
         with without_graphs(model):
-            self._copy = copy.deepcopy(model).requires_grad_(False).eval()
-        drop_fast_paths(self._copy)  # it runs at one width, for which PyTorch's layers do
-        self._averages: dict[str, Tensor] = {}
-        self._start()
-        self._copy_rest()
-
-    @property
-    def network(self) -> nn.Module:
-        """A copy of the network with the averaged weights, without statistics for them.
-
-        Calibrate it before you evaluate it, at full width too; an update ends its statistics.
-        """
-        return self._copy
+            self.network = copy.deepcopy(model).requires_grad_(False).eval()
+        drop_fast_paths(self.network)  # it runs at one width, for which PyTorch's layers do
+        self.restart()
 
     @torch.no_grad()
     def restart(self) -> None:
         """Start again from the network's present weights."""
         self.updates = 0
         device = next(self._source.parameters()).device
-        if next(self._copy.parameters()).device != device:
-            self._copy.to(device)
+        if next(self.network.parameters()).device != device:
+            self.network.to(device)
         self._copy_rest()
-        for own, source in zip(self._copy.parameters(), self._source.parameters(), strict=True):
+        for own, source in zip(self.network.parameters(), self._source.parameters(), strict=True):
             own.data = source.detach().clone()  # it may have another dtype by now
-        self._start()
+        # The copy's own parameters, if these are exact enough: in half precision most updates
+        # would be rounded away, because each is a small share.
+        self._averages = {
+            name: parameter.to(torch.promote_types(parameter.dtype, torch.float32))
+            for name, parameter in self.network.named_parameters()
+        }
 
     @torch.no_grad()
     def update(self) -> None:
@@ -78,12 +76,10 @@ class WeightAverage:
         self.updates += 1
         share = 1 - min(self.decay, (1 + self.updates) / (10 + self.updates))
         averages = list(self._averages.values())
-        now = [
-            source.detach().to(average)
-            for source, average in zip(self._source.parameters(), averages, strict=True)
-        ]
+        pairs = zip(self._source.parameters(), averages, strict=True)
+        now = [source.detach().to(average) for source, average in pairs]
         torch._foreach_lerp_(averages, now, share)
-        self._show()
+        _put(dict(self.network.named_parameters()), self._averages)
         self._copy_rest()
 
     def copy_to(
@@ -130,33 +126,15 @@ class WeightAverage:
         _check_names(given, self._averages, "the network of this WeightAverage")
         self.restart()
         _put(self._averages, given)
-        self._show()
+        _put(dict(self.network.named_parameters()), self._averages)
         self.updates = int(updates)
-
-    def _start(self) -> None:
-        """Take the averages from the copy: its own parameters, if these are exact enough.
-
-        In half precision most updates would be rounded away, because each is a small share.
-        """
-        self._averages = {
-            name: parameter.to(torch.promote_types(parameter.dtype, torch.float32))
-            for name, parameter in self._copy.named_parameters()
-        }
-
-    def _show(self) -> None:
-        """Put averages of a higher precision into the copy."""
-        for parameter, average in zip(
-            self._copy.parameters(), self._averages.values(), strict=True
-        ):
-            if parameter is not average:
-                parameter.copy_(average)
 
     def _copy_rest(self) -> None:
         """Buffers follow the network, except statistics, which belong to its weights."""
-        norms = norm_records(self._copy)
+        norms = norm_records(self.network)
         for record in norms.values():
             record.lacks_full = True
-        modules = zip(self._copy.modules(), self._source.modules(), strict=True)
+        modules = zip(self.network.modules(), self._source.modules(), strict=True)
         for own, source in modules:
             for name, buffer in own._buffers.items():
                 value = source._buffers.get(name)
@@ -173,15 +151,16 @@ def _known_widths(model: nn.Module) -> list[Width]:
     records = list(norm_records(model).values())
     if not records:
         return []
-    labels: dict[ChannelConfig, float | None] = {c: e.label for c, e in records[0].bank.items()}
-    named = [config if label is None else label for config, label in labels.items()]
-    return [state_of(network_in(model)).plan.full, *named]
+    bank = records[0].bank
+    named = [config if entry.label is None else entry.label for config, entry in bank.items()]
+    return [plan_of(model).full, *named]
 
 
 @torch.no_grad()
 def _put(held: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     for name, tensor in held.items():
-        tensor.copy_(values[name])
+        if tensor is not values[name]:
+            tensor.copy_(values[name])
 
 
 def _check_names(given: Mapping[str, Tensor], held: Mapping[str, Tensor], whose: str) -> None:
@@ -196,5 +175,4 @@ def update_after(optimizers: Sequence[torch.optim.Optimizer], average: WeightAve
             "ema_decay needs the optimizer, after whose steps the average is updated: pass it, or "
             "make an anywidth.WeightAverage and call its update() after each step"
         )
-    last = getattr(optimizers[-1], "optimizer", optimizers[-1])  # accelerate's holds the real one
-    last.register_step_post_hook(lambda *_: average.update())
+    stepping(optimizers[-1]).register_step_post_hook(lambda *_: average.update())

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import anywidth as aw
 from anywidth.training.engine.graphs import GraphEngine
-from anywidth.training.width_weights import checked_weights, width_weights
+from anywidth.training.sampling import checked_weights, width_weights
 
 
 @pytest.fixture(scope="module")

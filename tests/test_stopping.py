@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from anywidth.searching import stopping
-from anywidth.searching.stopping import stops_together
+from anywidth import distributed
+from anywidth.distributed import stops_together
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def _heard() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_heard")
 def test_a_rank_notes_an_interrupt_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopping, "world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
     with stops_together() as is_stopped:
         assert not is_stopped()
         signal.raise_signal(signal.SIGINT)
