@@ -105,6 +105,7 @@ def train(model: nn.Module, rows: Rows, options: argparse.Namespace, name: str) 
         aw.TokenLoss(shift=True),
         widths=aw.Sampling("fixed", widths=(1.0,)) if is_alone else 4,
         weights="paper" if is_alone else "balanced",
+        truth=0.0 if is_alone else options.truth,
         seed=options.seed,
         autocast="auto",
         engine=options.engine,
@@ -136,7 +137,7 @@ def train(model: nn.Module, rows: Rows, options: argparse.Namespace, name: str) 
 def _shaping(options: argparse.Namespace) -> dict[str, Any]:
     """What a run must have in common with the one that it continues."""
     names = ("hidden", "layers", "heads", "length", "batch", "steps", "rate", "narrow", "seed")
-    names += ("tune", "text")
+    names += ("tune", "text", "truth")
     return {name: getattr(options, name) for name in names}
 
 
@@ -231,6 +232,9 @@ def main(arguments: list[str] | None = None) -> None:
         "--tune", action="store_true", help="evaluate on other files, which training leaves out"
     )
     parser.add_argument("--folder", type=Path, help="keeps checkpoints and results")
+    parser.add_argument(
+        "--truth", type=float, default=0.0, help="share of true labels for narrower widths"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--engine", default="eager", choices=["eager", "graphs", "auto"])
     parser.add_argument("--seed", type=int, default=0)
