@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from anywidth.planning.trace.rules.products import spelled_out
 from anywidth.planning.trace.rules.table import PRODUCTS, RULES
 from anywidth.planning.trace.value import shape_of
 
@@ -73,7 +74,7 @@ def leaving_nodes(module: GraphModule) -> set[Node]:
             found |= inside
             inputs = inner.graph.find_nodes(op="placeholder")
             left += [a for i, a in zip(inputs, arguments, strict=True) if i in inside]
-        elif op_name(node.target) not in PRODUCTS:
+        elif op_name(node.target) not in PRODUCTS or len(summed_factors(node)) == 1:
             left += node.all_input_nodes
     return found
 
@@ -86,6 +87,28 @@ def gives_indices(node: Node) -> bool:
         for user in node.users
         if user.target is operator.getitem
     )
+
+
+def summed_factors(node: Node) -> list[Node]:
+    """The factors of a product whose entries are summed over an axis; empty if it is another."""
+    name = op_name(node.target)
+    if name == "einsum":
+        given: Any = node.args[1]
+    else:
+        given = node.args[:2] if name in ("matmul", "bmm", "mm", "mv", "dot", "vdot") else ()
+    return [factor for factor in given if isinstance(factor, Node)]
+
+
+def are_met_by_entry(node: Node, factors: Sequence[Node]) -> bool:
+    """Whether each entry of two factors meets one of the other, not all along some axis."""
+    first, second = (shape_of(factor.meta["val"]) for factor in factors)
+    if op_name(node.target) != "einsum":
+        return set(first[-2:-1]) <= {1} and set(second[-1:] if len(second) > 1 else ()) <= {1}
+    (one, other), _ = spelled_out(str(node.args[0]), [len(first), len(second)])
+    alone = {letter for letter, size in zip(one, first, strict=True) if size > 1} ^ {
+        letter for letter, size in zip(other, second, strict=True) if size > 1
+    }
+    return not alone
 
 
 def number_of(node: Node) -> float | None:

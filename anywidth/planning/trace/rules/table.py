@@ -168,3 +168,7 @@ RULES: dict[str, Rule] = {
 
 # Operations that give each entry of their result from the same entry of what they take.
 ELEMENTWISE = {name for name, rule in RULES.items() if rule is elementwise.elementwise}
+
+# Operations that make a tensor of one number.
+FILLED = {name for name, rule in RULES.items() if rule is made_sizes.filled}
+FILLED |= {"ones_like", "zeros_like", "full_like"}
