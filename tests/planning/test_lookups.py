@@ -57,6 +57,26 @@ def test_graph_networks_narrow(name: str) -> None:
     assert_agrees(model, *inputs)
 
 
+class Visible(nn.Module):
+    """Tokens that a mask over examples and places chooses, as in a masked autoencoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.block, self.head = nn.Linear(8, 32), nn.Linear(32, 32), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = self.stem(x)
+        chosen = F.relu(self.block(x[mask].view(len(x), -1, x.shape[-1])))
+        return self.head(torch.zeros_like(x).index_put((mask,), chosen.flatten(0, 1)) + x)
+
+
+def test_a_mask_over_several_dimensions_chooses_whole_rows() -> None:
+    inputs = torch.randn(2, 6, 8), torch.arange(6).expand(2, 6) % 2 == 0
+    model = convert(Visible(), inputs)
+    assert aw.plan_of(model).elastic_layers() == (2, 3)
+    assert_agrees(model, *inputs)
+
+
 def test_channels_that_are_sorted_stay_whole() -> None:
     plan = aw.plan(Messages(lambda x, e: x.topk(32, 1).values), (torch.randn(6, 8), EDGES))
     assert "topk" in (plan.group_of("first").fixed or "")

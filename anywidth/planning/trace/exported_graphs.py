@@ -24,6 +24,7 @@ from anywidth.planning.model_outputs import hidden_names, plain_output
 from anywidth.planning.modes import modes_kept
 from anywidth.planning.trace.export_errors import export_failure
 from anywidth.planning.trace.module_paths import name_modules
+from anywidth.planning.trace.nodes import WRITTEN
 
 # Loggers with which torch prints graphs and tracebacks if an export fails.
 _TALKATIVE = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
@@ -127,7 +128,18 @@ def export_in_mode(
             for hook in hooks:
                 hook.remove()
     name_modules(model, exported.graph_module)
+    _keep_written_numbers(exported)
     return exported
+
+
+def _keep_written_numbers(exported: Any) -> None:
+    """Mark the inputs of a graph that stand for tensors of one number in the code."""
+    written = exported.graph_signature.inputs_to_lifted_tensor_constants
+    for node in exported.graph.find_nodes(op="placeholder"):
+        held = exported.constants.get(written.get(node.name))
+        is_one = isinstance(held, Tensor) and held.numel() == 1 and held.is_floating_point()
+        if is_one and not held.is_meta:
+            node.meta[WRITTEN] = float(held)
 
 
 @contextlib.contextmanager

@@ -215,7 +215,7 @@ def misread_groups(
 def _trace(exports: Exports) -> tuple[Plan, Guesses]:
     """The plan; if it keeps heads because they meet constants, perhaps their features narrow."""
     sources = SizeSources(exports.model, exports.inputs, exports.traced)
-    known = Known(exports.model, exports.examples, sources=sources.of)
+    known = Known(exports.model, exports.examples, sources=sources.of, numbers=sources.of_number)
     found, guesses, findings = _settled(exports, known, sources.attentions)
     stuck = frozenset(
         node

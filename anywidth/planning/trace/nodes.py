@@ -16,6 +16,15 @@ from anywidth.planning.trace.value import shape_of
 # `torch.autocast` and `torch.no_grad` in a forward: the code inside becomes a separate graph.
 REGIONS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
 
+# Passed on the way from a tensor of one number to what it scales.
+CASTS = ("to", "_to_copy", "type_as", "clone", "detach", "alias", "lift_fresh_copy", "contiguous")
+# Operations whose numbers say how much, not along which dimension or how large.
+COMPUTED_WITH = ("mul", "div", "add", "sub", "rsub", "pow", "lerp", "addcmul", "addcdiv",
+                 "true_divide", "multiply", "subtract", "divide", "clamp", "clamp_min", "clamp_max",
+                 "maximum", "minimum")  # fmt: skip
+# Under this key, the input of a graph for a tensor in the code has the number that it holds.
+WRITTEN = "written_number"
+
 
 def op_name(target: Any) -> str:
     """The name of an operation; the in-place variant has the same name."""
@@ -116,12 +125,33 @@ def number_of(node: Node) -> float | None:
     name = op_name(node.target)
     if name in ("mul", "div") and len(node.args) > 1:
         number = node.args[1]
+        if isinstance(number, Node):
+            held = [_written(factor) for factor in node.all_input_nodes[name == "div" :]]
+            number = next((n for n in held if n is not None), None)
     elif name == "scaled_dot_product_attention":
         number = node.kwargs.get("scale")
     else:
         number = node.kwargs.get("alpha") if name in ("addmm", "baddbmm") else None
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
     return float(number) if is_number else None  # type: ignore[arg-type]
+
+
+def _written(node: Node) -> float | None:
+    """The number that a tensor in the code holds, such as `torch.tensor(8.0)`."""
+    while op_name(node.target) in CASTS and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    number: float | None = node.meta.get(WRITTEN)
+    return number
+
+
+def numbers_in(node: Node) -> list[float]:
+    """All numbers that an operation is given for what it computes, entry by entry."""
+    scale = number_of(node)
+    if op_name(node.target) not in COMPUTED_WITH:
+        return [] if scale is None else [scale]
+    given = [*node.args, *node.kwargs.values()]
+    written = [float(x) for x in given if type(x) in (int, float)]  # type: ignore[arg-type]
+    return [*written, *([] if scale is None or scale in written else [scale])]
 
 
 def shapes_of(meta: Any) -> list[tuple[int, ...]]:
