@@ -14,6 +14,7 @@ from anywidth.errors import AnywidthError
 from anywidth.planning.cuts import Cut, cut, cut_size, held_tensor
 from anywidth.planning.groups import AttributeSlot, Axis, Plan, Segment
 from anywidth.planning.held_numbers import held_number, with_entry, with_numbers
+from anywidth.planning.kept_results import forget_results, result_holders
 from anywidth.slimming.fingerprints import Weights
 from anywidth.slimming.layers import is_narrowed
 from anywidth.slimming.norm_statistics import norm_records
@@ -137,6 +138,8 @@ class SlimmableState:
                 self._values.clear()
             self._values[config] = self._layout.values(config)
         label = self.plan.widths.fraction(width) if isinstance(width, Real) else None
+        if config != self.config:
+            forget_results(self._layout.results)
         self._layout.write(self._values[config], config, config == self.plan.full, label)
         self.weights.verdict, self.weights.is_stale = None, False
         if model.training:
@@ -215,6 +218,7 @@ class Layout:
             self._sizes.setdefault(module, []).append((slot, self._id(slot.axis)))
         narrowed = [module for module in self._cuts if is_narrowed(module)]
         self.modules = list(dict.fromkeys([*narrowed, *self._sizes]))
+        self.results = result_holders(model)
         modules = [model, *state.norms_outside]
         self.norms = [record for one in modules for record in norm_records(one).values()]
         self._full = [plan.axis_size(axis, plan.full) for axis in self._axes]

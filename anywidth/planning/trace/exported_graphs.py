@@ -20,6 +20,7 @@ from torch.nn.modules import transformer
 
 from anywidth.errors import AnywidthError
 from anywidth.planning.example_inputs import number_of_examples
+from anywidth.planning.kept_results import results_forgotten
 from anywidth.planning.model_outputs import hidden_names, plain_output
 from anywidth.planning.modes import modes_kept
 from anywidth.planning.trace.export_errors import export_failure
@@ -110,6 +111,7 @@ def export_in_mode(
     with (
         modes_kept(model),
         _attributes_kept(model),
+        results_forgotten(model),
         _readable_attention(),
         _plain_masks(),
         _plain_states(),

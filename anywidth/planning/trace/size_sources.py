@@ -20,6 +20,7 @@ from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
 from anywidth.planning.held_numbers import held_lists, held_numbers, mentions, set_number
+from anywidth.planning.kept_results import results_forgotten
 from anywidth.planning.modes import modes_kept
 from anywidth.planning.trace.known_ints import KnownFloat, KnownInt, SizeSource
 from anywidth.planning.trace.nodes import layer_of, nodes_of, op_name
@@ -128,7 +129,12 @@ def _record(model: nn.Module, inputs: tuple[Any, ...], training: bool) -> Record
             module.register_forward_pre_hook(recording.entering(path), prepend=True),
             module.register_forward_hook(recording.leaving, always_call=True),
         ]
-    with modes_kept(twin), torch.random.fork_rng(devices=[]), torch.no_grad():
+    with (
+        modes_kept(twin),
+        results_forgotten(twin),
+        torch.random.fork_rng(devices=[]),
+        torch.no_grad(),
+    ):
         twin.train(training)
         with recording:
             twin(*copy.deepcopy(inputs))
