@@ -77,6 +77,31 @@ def test_a_mask_over_several_dimensions_chooses_whole_rows() -> None:
     assert_agrees(model, *inputs)
 
 
+class ReadByHeads(nn.Module):
+    """Each head reads its part of the channels at places of its own, as deformable attention."""
+
+    def __init__(self, heads: int = 8) -> None:
+        super().__init__()
+        self.heads = heads
+        self.values, self.places = nn.Conv2d(3, 64, 1), nn.Linear(8, heads * 4 * 2)
+        self.head = nn.Linear(64, 5)
+
+    def forward(self, image: Tensor, x: Tensor) -> Tensor:
+        b, size = len(x), image.shape[-1]
+        values = self.values(image).view(b * self.heads, -1, size, size)
+        places = self.places(x).tanh().view(b * self.heads, 1, 4, 2)
+        read = F.grid_sample(values, places, align_corners=False)
+        return self.head(read.sum(-1).view(b, -1))
+
+
+def test_heads_that_read_at_places_of_their_own_narrow() -> None:
+    inputs = torch.randn(2, 3, 8, 8), torch.randn(2, 8)
+    model = convert(ReadByHeads(), inputs)
+    small = aw.extract(model, 0.25)
+    assert (small.heads, small.values.out_channels, small.places.out_features) == (2, 16, 16)
+    assert_agrees(model, *inputs)
+
+
 def test_channels_that_are_sorted_stay_whole() -> None:
     plan = aw.plan(Messages(lambda x, e: x.topk(32, 1).values), (torch.randn(6, 8), EDGES))
     assert "topk" in (plan.group_of("first").fixed or "")
