@@ -16,6 +16,8 @@ from typing import Any
 from torch import Tensor, nn
 
 Holder = tuple[dict[str, Any], str]
+# The attributes of every module.
+_OF_TORCH = frozenset(vars(nn.Module()))
 
 
 def result_holders(model: nn.Module) -> list[Holder]:
@@ -25,7 +27,7 @@ def result_holders(model: nn.Module) -> list[Holder]:
         (vars(module), name)
         for module, kind in kinds
         for name, value in vars(module).items()
-        if type(value) is dict and name in _filled_in_code(kind)
+        if type(value) is dict and name not in _OF_TORCH and name in _filled_in_code(kind)
     ]
 
 
