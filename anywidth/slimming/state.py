@@ -50,6 +50,7 @@ class SlimmableState:
         self.norms_outside: list[nn.Module] = []  # in the model that contains this network
         # What modules hold at full width, by their path and the attribute's name.
         self.configurations: dict[tuple[str, str], Any] = {}
+        self.tables: list[str] = []  # plain attributes that conversion made buffers of
         self._layout: Layout | None = None
         self._values: dict[ChannelConfig, list[Values]] = {}
 
@@ -61,10 +62,11 @@ class SlimmableState:
         copy.use = deepcopy(self.use, memo)
         copy.norms_outside = deepcopy(self.norms_outside, memo)
         copy.configurations = deepcopy(self.configurations, memo)
+        copy.tables = list(self.tables)
         return copy
 
     def __reduce__(self) -> tuple[Any, ...]:
-        names = ("config", "width", "weights", "use", "norms_outside", "configurations")
+        names = ("config", "width", "weights", "use", "norms_outside", "configurations", "tables")
         rest = {name: getattr(self, name) for name in names}
         return SlimmableState, (self.plan, self.average_outputs), rest
 
