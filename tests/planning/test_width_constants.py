@@ -292,3 +292,24 @@ def test_a_number_of_features_that_stays_is_not_taken_for_the_heads(kind: str) -
     model = convert(AsManyHeads(kind), torch.randn(2, 5, 16))
     assert not any("same number" in note for note in aw.plan_of(model).notes)
     assert aw.extract(model, 0.5).num_heads == 4
+
+
+def test_a_number_of_features_as_many_as_heads_stays() -> None:
+    """Eight heads of eight features: the number may come from either, and only heads narrow."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = 8
+            self.stem, self.head = nn.Linear(8, 192), nn.Linear(64, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.stem(x).view(*x.shape[:2], -1, 24).transpose(1, 2).chunk(3, -1)
+            q, k = q * (2 * self.features**-0.25), k * self.features**-0.25
+            return self.head(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+    model = convert(Attention(), x)
+    small = aw.extract(model, 0.25)
+    assert small.stem.out_features == 48
+    assert small.features == 8
+    assert_agrees(model, x)

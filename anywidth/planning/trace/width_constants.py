@@ -80,7 +80,8 @@ def _report_source(
     for axis in _related(node, values):
         if cursor.solver.size(axis) == size and _is_open(cursor, axis):
             constant = WidthConstant(node, cursor.place, number, axis, source=source)
-            _report(cursor, constant, _stays_anyway(cursor, constant, values))
+            if not _stays_anyway(cursor, constant, values):
+                _report(cursor, constant, is_explained=False)
             return
 
 
