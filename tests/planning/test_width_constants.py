@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -294,7 +296,16 @@ def test_a_number_of_features_that_stays_is_not_taken_for_the_heads(kind: str) -
     assert aw.extract(model, 0.5).num_heads == 4
 
 
-def test_a_number_of_features_as_many_as_heads_stays() -> None:
+BEFORE_SCORES: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "fourth roots": lambda q, n: q * (2 * n**-0.25),
+    "root": lambda q, n: q * n**-0.5,
+    "divided": lambda q, n: q / n**0.5,
+    "normalized": lambda q, n: F.normalize(q, dim=-1) * n**0.5,
+}
+
+
+@pytest.mark.parametrize("name", BEFORE_SCORES)
+def test_a_number_of_features_as_many_as_heads_stays(name: str) -> None:
     """Eight heads of eight features: the number may come from either, and only heads narrow."""
 
     class Attention(nn.Module):
@@ -305,11 +316,16 @@ def test_a_number_of_features_as_many_as_heads_stays() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             q, k, v = self.stem(x).view(*x.shape[:2], -1, 24).transpose(1, 2).chunk(3, -1)
-            q, k = q * (2 * self.features**-0.25), k * self.features**-0.25
-            return self.head(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+            scores = BEFORE_SCORES[name](q, self.features) @ k.mT
+            return self.head((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
     model = convert(Attention(), x)
     small = aw.extract(model, 0.25)
     assert small.stem.out_features == 48
     assert small.features == 8
     assert_agrees(model, x)
+
+
+def test_a_number_of_channels_as_many_as_places_follows() -> None:
+    model = convert(RootOfAttribute(), torch.randn(2, 64, 8))
+    assert aw.extract(model, 0.25).width == 16

@@ -19,10 +19,10 @@ from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.known_ints import SizeSource
 from anywidth.planning.trace.nodes import CASTS, number_of, numbers_in, op_name
 from anywidth.planning.trace.rules.products import spelled_out
-from anywidth.planning.trace.rules.table import PRODUCTS
+from anywidth.planning.trace.rules.table import ELEMENTWISE, PRODUCTS, VIEWS
 from anywidth.planning.trace.solver import Pieces, TracedAxis
 from anywidth.planning.trace.trace_findings import WidthConstant
-from anywidth.planning.trace.value import Traced
+from anywidth.planning.trace.value import Traced, shape_of
 
 ROOTS = (0.5, -0.5)
 # Of channels that were summed over, their mean.
@@ -72,6 +72,7 @@ def _report_source(
     size = _held_size(cursor, source)
     is_of_head = is_size_of_head(source.name) or is_number_of_heads(source.name)
     features = [f for p in _summed_scores([node], values, SCORES) for f in _features(p, values)]
+    features += _later_features(node, values)
     stays = any(length == size and not _is_open(cursor, axis) for length, axis in features)
     # Used as it is, the attribute may mean something else; means of channels are found as powers.
     is_itself = math.isclose(number, size) or math.isclose(number * size, 1)
@@ -218,11 +219,30 @@ def _is_of_features(cursor: Cursor, node: Node, number: float, values: dict[Node
 
     Heads of attention may be as many as each has features; those are summed over, heads are not.
     """
+    features = [f for p in _summed_scores([node], values, SCORES) for f in _features(p, values)]
     return any(
         not _is_open(cursor, axis) and _power(number, size, ROOTS, 1e-6) is not None
-        for product in _summed_scores([node], values, SCORES)
-        for size, axis in _features(product, values)
+        for size, axis in [*features, *_later_features(node, values)]
     )
+
+
+def _later_features(node: Node, values: dict[Node, Any]) -> list[tuple[int, TracedAxis]]:
+    """The last axis of a tensor, with its size, if scores of attention will be summed over it."""
+    value = values.get(node)
+    if not isinstance(value, Traced) or not value.shape:
+        return []
+    left, size = [(node, MOST_STEPS)], value.shape[-1]
+    while left:
+        passed, steps = left.pop()
+        for user in passed.users:
+            name = op_name(user.target)
+            if name in SCORES and all(n.op != "placeholder" for n in user.all_input_nodes):
+                given: Any = user.args[1] if name == "einsum" else user.args[:1]
+                if any(shape_of(n.meta["val"])[-1] == size for n in given):
+                    return [(size, value.axes[-1])]
+            elif steps > 0 and (name in ELEMENTWISE or name in VIEWS):
+                left.append((user, steps - 1))
+    return []
 
 
 def _features(product: Node, values: dict[Node, Any]) -> list[tuple[int, TracedAxis]]:
