@@ -231,10 +231,11 @@ def _later_features(node: Node, values: dict[Node, Any]) -> list[tuple[int, Trac
     value = values.get(node)
     if not isinstance(value, Traced) or not value.shape:
         return []
-    left, size = [(node, MOST_STEPS)], value.shape[-1]
+    left, seen, size = [(node, MOST_STEPS)], {node}, value.shape[-1]
     while left:
-        passed, steps = left.pop()
-        for user in passed.users:
+        passed, steps = left.pop(0)
+        for user in passed.users.keys() - seen:
+            seen.add(user)
             name = op_name(user.target)
             if name in SCORES and all(n.op != "placeholder" for n in user.all_input_nodes):
                 given: Any = user.args[1] if name == "einsum" else user.args[:1]
