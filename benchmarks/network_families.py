@@ -172,6 +172,30 @@ BLOOM = {**ENDS, "hidden_size": 64, "n_layer": 2, "n_head": 8}
 MPT = {**ENDS, "d_model": 64, "n_layers": 2, "n_heads": 8, "max_seq_len": 16}
 RWKV = {**ENDS, "hidden_size": 64, "num_hidden_layers": 2, "context_length": 16}
 XLNET = {**ENDS, "d_model": 64, "n_layer": 2, "n_head": 8, "d_inner": 128}
+LATENT = {
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "first_k_dense_replace": 1,
+}
+LINEAR = {
+    "linear_num_value_heads": 8,
+    "linear_num_key_heads": 4,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 24,
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
 HEADS = {"num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 4}
 SOUND = torch.randn(2, 800)
 SPEECH = {
@@ -221,6 +245,7 @@ MAPS = {
 FAMILIES: dict[str, dict[str, Callable[[], Built]]] = {
     "decoders": {
         "Llama": decoder("Llama"),
+        "Llama, 32 layers": decoder("Llama", num_hidden_layers=32),
         "Qwen3": decoder("Qwen3", head_dim=8),
         "Gemma 2": decoder("Gemma2", head_dim=8),
         "Phi-3": decoder("Phi3"),
@@ -238,6 +263,8 @@ FAMILIES: dict[str, dict[str, Callable[[], Built]]] = {
         "OLMo 2": decoder("Olmo2"),
         "OPT": decoder("OPT", ffn_dim=128, word_embed_proj_dim=64),
         "Mixtral": decoder("Mixtral", num_local_experts=4),
+        "DeepSeek-V3": decoder("DeepseekV3", **{**LATENT, "num_key_value_heads": 8}),
+        "Qwen3-Next": decoder("Qwen3Next", head_dim=8, **LINEAR),
         "Mamba": decoder("Mamba", state_size=8, use_cache=False),
         "Mamba-2": decoder("Mamba2", state_size=8, use_cache=False, **HEADS),
     },
@@ -278,7 +305,16 @@ FAMILIES: dict[str, dict[str, Callable[[], Built]]] = {
         "timm skresnet18": of_timm("skresnet18", 64),
         "timm cspdarknet53": of_timm("cspdarknet53", 64),
         "timm hrnet_w18_small": of_timm("hrnet_w18_small", 64),
+        "timm levit_128s": of_timm("levit_128s", 224),
+        "timm efficientformerv2_s0": of_timm("efficientformerv2_s0", 224),
         "timm mixer_s32": of_timm("mixer_s32_224", 64, img_size=64),
+        "VideoMAE": of_transformers(
+            "VideoMAEForVideoClassification",
+            "VideoMAEConfig",
+            torch.randn(2, 4, 3, 32, 32),
+            **PICTURES,
+            num_frames=4,
+        ),
         "SegFormer": of_transformers(
             "SegformerForSemanticSegmentation",
             "SegformerConfig",
@@ -297,6 +333,9 @@ FAMILIES: dict[str, dict[str, Callable[[], Built]]] = {
     },
     "detectors": {
         "DETR": lambda: transformer_detector("Detr", "ResNetConfig", STAGES[3:], **ATTENTION),
+        "Deformable DETR": lambda: transformer_detector(
+            "DeformableDetr", "ResNetConfig", STAGES[1:], **ATTENTION, num_feature_levels=3
+        ),
         "RT-DETR": lambda: transformer_detector("RTDetr", "RTDetrResNetConfig", STAGES[1:], **MAPS),
     },
     "optical flow": {"RAFT": optical_flow},

@@ -13,6 +13,7 @@ from torch import nn
 from anywidth.errors import AnywidthError
 from anywidth.planning.cuts import RECORD, is_converted
 from anywidth.planning.groups import Plan
+from anywidth.planning.plain_tensors import register_tables, release_tables
 from anywidth.planning.plan_checks import check_fits
 from anywidth.planning.trace import plan as make_plan
 from anywidth.slimming.converted_part import network_in
@@ -93,11 +94,12 @@ def slimmable(
         widths = plan.widths
     if not isinstance(widths, WidthRange):
         raise AnywidthError(f"widths={widths!r}: expected anywidth.WidthRange(low, high, divisor)")
-    check_fits(model, plan)
-    plan = plan.copy()
-    plan.widths = widths
+    tables = register_tables(model, plan.tensors)
     try:
-        _apply(model, plan, average_outputs)
+        check_fits(model, plan)
+        plan = plan.copy()
+        plan.widths = widths
+        _apply(model, plan, average_outputs, tables)
         if verified:
             with buffers_kept(model):
                 verify(model, strict=strict, example_input=example_input)
@@ -109,6 +111,7 @@ def slimmable(
             weights.initial = weights.fingerprint()
     except BaseException:
         _undo(model)
+        release_tables(model, tables)
         raise
     return model
 
@@ -143,7 +146,7 @@ def plan_of(model: nn.Module) -> Plan:
     return state_of(network_in(model)).plan
 
 
-def _apply(model: nn.Module, plan: Plan, average_outputs: bool) -> None:
+def _apply(model: nn.Module, plan: Plan, average_outputs: bool, tables: list[str]) -> None:
     # The input of a norm changes with the width even if its channels do not.
     narrowed: dict[nn.Module, list[str]] = {m: [] for m in model.modules() if keeps_statistics(m)}
     for name, owner, key in tensor_owners(model, plan):
@@ -154,6 +157,7 @@ def _apply(model: nn.Module, plan: Plan, average_outputs: bool) -> None:
     for module, tensors in narrowed.items():
         narrow(module, tensors)
     state = SlimmableState(plan, average_outputs)
+    state.tables = tables
     model.__dict__.setdefault(RECORD, Record(type(model))).network = state
     hook_passes(model)
     hook_caches(model)

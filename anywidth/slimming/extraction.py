@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from anywidth.distributed import check_not_sharded
 from anywidth.planning.modes import evaluating
+from anywidth.planning.plain_tensors import release_tables
 from anywidth.planning.spectral_norms import spectral_hooks
 from anywidth.slimming.converted_part import converted_parts, network_in
 from anywidth.slimming.fitting_config import fit_configs
@@ -71,6 +72,7 @@ def extract_quietly(model: nn.Module, width: Width, fold: bool = False) -> nn.Mo
     with state.at(network, width), without_graphs(model):
         small = copy.deepcopy(model, _active_copies(model))
     widen_all(small)
+    release_tables(small.get_submodule(path), state.tables)
     own_classes(small)
     _compute_weights(small)
     if fold:

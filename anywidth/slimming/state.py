@@ -14,6 +14,7 @@ from anywidth.errors import AnywidthError
 from anywidth.planning.cuts import Cut, cut, cut_size, held_tensor
 from anywidth.planning.groups import AttributeSlot, Axis, Plan, Segment
 from anywidth.planning.held_numbers import held_number, with_entry, with_numbers
+from anywidth.planning.kept_results import forget_results, result_holders
 from anywidth.slimming.fingerprints import Weights
 from anywidth.slimming.layers import is_narrowed
 from anywidth.slimming.norm_statistics import norm_records
@@ -49,6 +50,7 @@ class SlimmableState:
         self.norms_outside: list[nn.Module] = []  # in the model that contains this network
         # What modules hold at full width, by their path and the attribute's name.
         self.configurations: dict[tuple[str, str], Any] = {}
+        self.tables: list[str] = []  # plain attributes that conversion made buffers of
         self._layout: Layout | None = None
         self._values: dict[ChannelConfig, list[Values]] = {}
 
@@ -60,10 +62,11 @@ class SlimmableState:
         copy.use = deepcopy(self.use, memo)
         copy.norms_outside = deepcopy(self.norms_outside, memo)
         copy.configurations = deepcopy(self.configurations, memo)
+        copy.tables = list(self.tables)
         return copy
 
     def __reduce__(self) -> tuple[Any, ...]:
-        names = ("config", "width", "weights", "use", "norms_outside", "configurations")
+        names = ("config", "width", "weights", "use", "norms_outside", "configurations", "tables")
         rest = {name: getattr(self, name) for name in names}
         return SlimmableState, (self.plan, self.average_outputs), rest
 
@@ -137,6 +140,8 @@ class SlimmableState:
                 self._values.clear()
             self._values[config] = self._layout.values(config)
         label = self.plan.widths.fraction(width) if isinstance(width, Real) else None
+        if config != self.config:
+            forget_results(self._layout.results)
         self._layout.write(self._values[config], config, config == self.plan.full, label)
         self.weights.verdict, self.weights.is_stale = None, False
         if model.training:
@@ -215,6 +220,7 @@ class Layout:
             self._sizes.setdefault(module, []).append((slot, self._id(slot.axis)))
         narrowed = [module for module in self._cuts if is_narrowed(module)]
         self.modules = list(dict.fromkeys([*narrowed, *self._sizes]))
+        self.results = result_holders(model)
         modules = [model, *state.norms_outside]
         self.norms = [record for one in modules for record in norm_records(one).values()]
         self._full = [plan.axis_size(axis, plan.full) for axis in self._axes]

@@ -36,6 +36,18 @@ def test_an_error_shows_the_line_the_shapes_and_a_cure() -> None:
     assert "tensor(" not in said
 
 
+def test_a_mask_that_only_a_run_makes_is_asked_for() -> None:
+    class OwnMask(Branching):
+        def forward(self, x: Tensor, mask: Any = None) -> Tensor:
+            if mask is None and not torch.compiler.is_compiling():
+                mask = x.new_ones(x.shape)
+            return self.head(self.stem(x * mask[:]))
+
+    with pytest.raises(aw.AnywidthError, match="attention_mask"):
+        aw.plan(OwnMask(), x)
+    assert aw.plan(OwnMask(), (x, torch.ones_like(x))).elastic_layers() == (1, 2)
+
+
 def test_of_experts_looked_up_by_value_another_way_is_named() -> None:
     sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_local_experts": 4}

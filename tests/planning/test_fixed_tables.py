@@ -221,3 +221,31 @@ def test_filters_that_are_repeated_a_constant_number_of_times_keep_the_channels(
 
     plan = aw.plan(Constant(1), torch.rand(2, 3, 16, 16))
     assert plan.group_of("stem").fixed is not None
+
+
+@pytest.mark.parametrize(
+    ("row", "kept"),
+    [
+        ((torch.arange(WIDTH) < WIDTH // 2).float(), [1.0] * 8 + [0.0] * 8),
+        (torch.arange(WIDTH) < WIDTH // 2, [True] * 8 + [False] * 8),
+        (torch.arange(4.0).repeat_interleave(WIDTH // 4), [n for n in range(4) for _ in range(4)]),
+        (torch.arange(WIDTH / 2).repeat(2), [*range(8), *range(8)]),
+        (torch.arange(float(WIDTH)), [*range(16)]),
+    ],
+)  # fmt: skip
+def test_each_stretch_of_a_row_narrows(row: Tensor, kept: list[float]) -> None:
+    """A mask of half the channels must not become a mask of none."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Linear(8, WIDTH), nn.Linear(WIDTH, 4)
+            self.register_buffer("row", row)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.stem(x) * self.row)
+
+    x = torch.randn(2, 8)
+    model = convert(Masked(), x)
+    assert aw.extract(model, 0.25).row.tolist() == kept
+    assert_agrees(model, x)

@@ -57,6 +57,51 @@ def test_graph_networks_narrow(name: str) -> None:
     assert_agrees(model, *inputs)
 
 
+class Visible(nn.Module):
+    """Tokens that a mask over examples and places chooses, as in a masked autoencoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.block, self.head = nn.Linear(8, 32), nn.Linear(32, 32), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = self.stem(x)
+        chosen = F.relu(self.block(x[mask].view(len(x), -1, x.shape[-1])))
+        return self.head(torch.zeros_like(x).index_put((mask,), chosen.flatten(0, 1)) + x)
+
+
+def test_a_mask_over_several_dimensions_chooses_whole_rows() -> None:
+    inputs = torch.randn(2, 6, 8), torch.arange(6).expand(2, 6) % 2 == 0
+    model = convert(Visible(), inputs)
+    assert aw.plan_of(model).elastic_layers() == (2, 3)
+    assert_agrees(model, *inputs)
+
+
+class ReadByHeads(nn.Module):
+    """Each head reads its part of the channels at places of its own, as deformable attention."""
+
+    def __init__(self, heads: int = 8) -> None:
+        super().__init__()
+        self.heads = heads
+        self.values, self.places = nn.Conv2d(3, 64, 1), nn.Linear(8, heads * 4 * 2)
+        self.head = nn.Linear(64, 5)
+
+    def forward(self, image: Tensor, x: Tensor) -> Tensor:
+        b, size = len(x), image.shape[-1]
+        values = self.values(image).view(b * self.heads, -1, size, size)
+        places = self.places(x).tanh().view(b * self.heads, 1, 4, 2)
+        read = F.grid_sample(values, places, align_corners=False)
+        return self.head(read.sum(-1).view(b, -1))
+
+
+def test_heads_that_read_at_places_of_their_own_narrow() -> None:
+    inputs = torch.randn(2, 3, 8, 8), torch.randn(2, 8)
+    model = convert(ReadByHeads(), inputs)
+    small = aw.extract(model, 0.25)
+    assert (small.heads, small.values.out_channels, small.places.out_features) == (2, 16, 16)
+    assert_agrees(model, *inputs)
+
+
 def test_channels_that_are_sorted_stay_whole() -> None:
     plan = aw.plan(Messages(lambda x, e: x.topk(32, 1).values), (torch.randn(6, 8), EDGES))
     assert "topk" in (plan.group_of("first").fixed or "")

@@ -47,6 +47,11 @@ ENDINGS = {
     "mean": lambda x: x.mean(1),
     "largest_kept": lambda x: x.amax(1, keepdim=True),
     "entropy": lambda x: -(x.softmax(1) * x.log_softmax(1)).sum(1) / 2,
+    "entropy_of_a_row": lambda x: (x.softmax(1)[:, None] * x.log_softmax(1)[:, None]).sum(2),
+    "entropy_by_einsum": lambda x: torch.einsum("bc,bc->b", x.softmax(1), x.log_softmax(1)),
+    "entropy_by_a_product": lambda x: x.softmax(1)[:, None] @ x.log_softmax(1)[:, :, None],
+    "energy": lambda x: torch.einsum("bc->b", x.exp()).log(),
+    "times_ones": lambda x: x.exp() @ x.new_ones(x.shape[1]),
     "any": lambda x: (x > 0).any(1).float(),
     "expectation": lambda x: (x.softmax(1) * torch.arange(10.0)).sum(1),
     "reshaped": lambda x: x.view(-1, 2, 5).sum((1, 2)),
@@ -98,6 +103,8 @@ def test_classes_whose_indices_choose_something_else_stay() -> None:
     "function",
     [
         lambda one, other: (one * other).sum(1),
+        lambda one, other: torch.einsum("bc,bc->b", one, other),
+        lambda one, other: other @ other.T,
         lambda one, other: torch.cosine_similarity(one, other),
     ],
 )

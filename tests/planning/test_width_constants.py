@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -109,8 +111,38 @@ class Buffered(nn.Module):
         return self.head(self.table(x.argmax(-1)))
 
 
-KINDS = [RootOfAttribute, RootKept, SumOverSize, InverseRoot, Scores, FusedScores, ByItsInverse,
-         AboveTheModule, Buffered]  # fmt: skip
+class TimesAnotherNumber(RootOfAttribute):
+    def scaled(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=-1) * (0.5 * self.width**0.5)
+
+
+class OtherPower(RootOfAttribute):
+    def scaled(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=-1) * self.width**1.5 / 64
+
+
+class AddedAndRaised(RootOfAttribute):
+    def scaled(self, x: Tensor) -> Tensor:
+        return x.abs() ** (2 - 8 / self.width) + 3 / self.width
+
+
+class WeightOfATerm(RootOfAttribute):
+    def scaled(self, x: Tensor) -> Tensor:
+        return torch.lerp(torch.add(x, x.square(), alpha=4 / self.width), x, self.width**-0.5)
+
+
+class InAList(Scaled):
+    def __init__(self, width: int = 64) -> None:
+        super().__init__(width)
+        self.widths = [width, 8]
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=-1) * self.widths[0] ** 0.5
+
+
+KINDS = [RootOfAttribute, TimesAnotherNumber, OtherPower, AddedAndRaised, WeightOfATerm, InAList,
+         RootKept, SumOverSize, InverseRoot, Scores, FusedScores, ByItsInverse, AboveTheModule,
+         Buffered]  # fmt: skip
 
 x = torch.randn(2, 5, 8)
 
@@ -147,6 +179,32 @@ def test_a_number_written_into_the_code_is_noted_and_warned_of() -> None:
         plan = aw.plan(Literal(), x)
     assert any("64" in note for note in plan.notes)
     assert plan.group_of("stem").fixed is None
+
+
+def test_a_tensor_of_one_number_is_noted_and_warned_of() -> None:
+    class Held(Scaled):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.tensor(8.0)  # neither a parameter nor a buffer
+
+        def scaled(self, x: Tensor) -> Tensor:
+            return self.scale * F.normalize(x, dim=-1)
+
+    with pytest.warns(UserWarning, match="64"):
+        plan = aw.plan(Held(), x)
+    assert plan.group_of("stem").fixed is None
+
+
+def test_a_number_that_cannot_follow_is_noted_with_its_size() -> None:
+    class Both(RootOfAttribute):
+        """64 is also how many steps there are, so that the attribute cannot follow the width."""
+
+        def scaled(self, x: Tensor) -> Tensor:
+            steps = x.new_ones(x.shape[1], 64).view(x.shape[1], self.width)
+            return F.normalize(x, dim=-1) * (3 * self.width**0.5) * steps.mean()
+
+    with pytest.warns(UserWarning, match="24, which comes from 64"):
+        aw.plan(Both(), x)
 
 
 def test_a_number_worked_out_from_a_shape_needs_nothing() -> None:
@@ -236,3 +294,38 @@ def test_a_number_of_features_that_stays_is_not_taken_for_the_heads(kind: str) -
     model = convert(AsManyHeads(kind), torch.randn(2, 5, 16))
     assert not any("same number" in note for note in aw.plan_of(model).notes)
     assert aw.extract(model, 0.5).num_heads == 4
+
+
+BEFORE_SCORES: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "fourth roots": lambda q, n: q * (2 * n**-0.25),
+    "root": lambda q, n: q * n**-0.5,
+    "divided": lambda q, n: q / n**0.5,
+    "normalized": lambda q, n: F.normalize(q, dim=-1) * n**0.5,
+}
+
+
+@pytest.mark.parametrize("name", BEFORE_SCORES)
+def test_a_number_of_features_as_many_as_heads_stays(name: str) -> None:
+    """Eight heads of eight features: the number may come from either, and only heads narrow."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = 8
+            self.stem, self.head = nn.Linear(8, 192), nn.Linear(64, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.stem(x).view(*x.shape[:2], -1, 24).transpose(1, 2).chunk(3, -1)
+            scores = BEFORE_SCORES[name](q, self.features) @ k.mT
+            return self.head((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+    model = convert(Attention(), x)
+    small = aw.extract(model, 0.25)
+    assert small.stem.out_features == 48
+    assert small.features == 8
+    assert_agrees(model, x)
+
+
+def test_a_number_of_channels_as_many_as_places_follows() -> None:
+    model = convert(RootOfAttribute(), torch.randn(2, 64, 8))
+    assert aw.extract(model, 0.25).width == 16

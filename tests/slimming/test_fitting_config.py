@@ -135,6 +135,20 @@ def test_what_no_configuration_builds_is_not_saved(role: tuple[str, ...], tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+def test_a_network_whose_saved_file_lacks_a_table_is_not_saved(tmp_path: Path) -> None:
+    """Marian makes its positions itself, and for a narrower network it makes others."""
+    sizes = {"d_model": 32, "max_position_embeddings": 16, "vocab_size": 32, **ENDS}
+    ends = {"decoder_start_token_id": 0, "encoder_layers": 1, "decoder_layers": 1}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    model = built("Marian", "MTModel", **sizes, **ends, **heads)
+    plan = aw.plan(model, input_ids=WORDS, decoder_input_ids=WORDS)
+    aw.slimmable(model, plan, WIDTHS)
+    small: Any = aw.extract(model, 0.5)
+    with pytest.raises(aw.AnywidthError, match="MarianConfig"):
+        small.save_pretrained(tmp_path)
+    aw.extract(model, 1.0).save_pretrained(tmp_path)  # type: ignore[operator]
+
+
 def test_layers_of_different_widths_are_not_saved(tmp_path: Path) -> None:
     model = converted(built("Llama", **DECODER), WORDS)
     names = [g.name for g in aw.plan_of(model).elastic() if g.roles == ("mlp",)]
@@ -161,7 +175,7 @@ class ScaledConfig(transformers.PretrainedConfig):
 
 
 class Scaled(transformers.PreTrainedModel):
-    """Scales by a power of the size in its configuration, where no attribute follows the width."""
+    """Scales by a power of the size in its configuration."""
 
     config_class = ScaledConfig
 
@@ -172,13 +186,36 @@ class Scaled(transformers.PreTrainedModel):
         self.post_init()
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.last(self.first(x) * self.config.hidden_size**0.5)
+        found: Tensor = self.last(self.first(x) * self.scale())
         return found
+
+    def scale(self) -> float:
+        return self.config.hidden_size**0.5
+
+
+class ScaledByTable(Scaled):
+    """Keeps the size where no attribute follows the width."""
+
+    def __init__(self, config: ScaledConfig) -> None:
+        super().__init__(config)
+        self.sizes = {"hidden": config.hidden_size}
+
+    def scale(self) -> float:
+        return self.sizes["hidden"] ** 0.5
+
+
+def test_a_scale_worked_out_from_the_configuration_is_loaded_again(tmp_path: Path) -> None:
+    x = torch.randn(2, 8)
+    small: Any = aw.extract(converted(Scaled(ScaledConfig()).eval(), x), 0.25)
+    small.save_pretrained(tmp_path)
+    again = Scaled.from_pretrained(tmp_path)
+    assert (again.config.hidden_size, again.scale()) == (8, 8**0.5)
+    torch.testing.assert_close(again(x), small(x))
 
 
 def test_a_configuration_that_builds_another_function_does_not_fit() -> None:
     """All tensors would have their shapes, and the scale would be half."""
-    model, x = Scaled(ScaledConfig()).eval(), torch.randn(2, 8)
+    model, x = ScaledByTable(ScaledConfig()).eval(), torch.randn(2, 8)
     with pytest.warns(UserWarning, match="power of 32"):
         aw.slimmable(model, aw.plan(model, x), WIDTHS)
     small: Any = aw.extract(model, 0.25)

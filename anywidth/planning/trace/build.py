@@ -117,7 +117,8 @@ def build_plan(found: Findings) -> tuple[Plan, Guesses]:
         if (segments := axis_of(constant.axis)) is not None:
             guesses[constant.node] = Guess([], (constant.number, segments))
     plan.notes += [
-        f"{c.place} {STAYING} {c.number:.6g}, which is a power of {solver.size(c.axis)}"
+        f"{c.place} {STAYING} {c.number:.6g}, which "
+        f"{'is a power of' if c.source is None else 'comes from'} {solver.size(c.axis)}"
         for c in found.staying
         if axis_of(c.axis) is not None
     ]

@@ -27,6 +27,11 @@ _CURES = (
         "Experts are looked up by values: choose another way with "
         "model.config._experts_implementation = 'grouped_mm' (or 'batched_mm')",
     ),
+    (
+        "'NoneType' object",
+        "If model(*example_input) runs, its code takes another path while it is exported: give the "
+        "argument that it makes itself otherwise, such as attention_mask",
+    ),
     ("Cache", "Leave the cache out: pass use_cache=False, or set model.config.use_cache = False"),
 )
 

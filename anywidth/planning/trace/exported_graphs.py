@@ -20,10 +20,12 @@ from torch.nn.modules import transformer
 
 from anywidth.errors import AnywidthError
 from anywidth.planning.example_inputs import number_of_examples
+from anywidth.planning.kept_results import results_forgotten
 from anywidth.planning.model_outputs import hidden_names, plain_output
 from anywidth.planning.modes import modes_kept
 from anywidth.planning.trace.export_errors import export_failure
 from anywidth.planning.trace.module_paths import name_modules
+from anywidth.planning.trace.nodes import WRITTEN
 
 # Loggers with which torch prints graphs and tracebacks if an export fails.
 _TALKATIVE = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
@@ -109,6 +111,7 @@ def export_in_mode(
     with (
         modes_kept(model),
         _attributes_kept(model),
+        results_forgotten(model),
         _readable_attention(),
         _plain_masks(),
         _plain_states(),
@@ -127,7 +130,18 @@ def export_in_mode(
             for hook in hooks:
                 hook.remove()
     name_modules(model, exported.graph_module)
+    _keep_written_numbers(exported)
     return exported
+
+
+def _keep_written_numbers(exported: Any) -> None:
+    """Mark the inputs of a graph that stand for tensors of one number in the code."""
+    written = exported.graph_signature.inputs_to_lifted_tensor_constants
+    for node in exported.graph.find_nodes(op="placeholder"):
+        held = exported.constants.get(written.get(node.name))
+        is_one = isinstance(held, Tensor) and held.numel() == 1 and held.is_floating_point()
+        if is_one and not held.is_meta:
+            node.meta[WRITTEN] = float(held)
 
 
 @contextlib.contextmanager

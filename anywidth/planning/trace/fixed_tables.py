@@ -45,15 +45,22 @@ def meets_channels(node: Node, batched: set[Node]) -> bool:
 def keep_tables(found: Findings, exports: Exports) -> None:
     """Let each part of a fixed table narrow, or fix the channels that it meets."""
     frozen = {name for name, p in exports.model.named_parameters() if not p.requires_grad}
-    places = [
-        (name, dim)
-        for name in sorted(found.joining & (found.buffers | frozen))
-        for dim, axis in enumerate(found.tensors[name].axes)
-        if _is_open(found, axis) and sum(n > 1 for n in found.tensors[name].shape) > 1
-    ]
-    updated = updated_buffers(exports) if places else set()
-    for name, dim in places:
-        parts = _parts(_held(exports.model, name), dim)
+    rows: list[tuple[str, int, int | None]] = []
+    tables: list[tuple[str, int, int | None]] = []
+    for name in sorted(found.joining & (found.buffers | frozen)):
+        held = _held(exports.model, name)
+        for dim, axis in enumerate(found.tensors[name].axes):
+            if not _is_open(found, axis):
+                continue
+            if sum(n > 1 for n in held.shape) > 1:
+                tables.append((name, dim, _parts(held, dim)))
+            elif (parts := _stretches(held.flatten())) is not None:
+                rows.append((name, dim, parts))
+    updated = updated_buffers(exports) if rows or tables else set()
+    for name, dim, parts in rows:
+        if name not in updated | frozen:
+            _narrow_parts(found, name, dim, parts)
+    for name, dim, parts in tables:
         # A table that training writes, or that was learned elsewhere, counts as learned.
         if parts is not None or name not in updated | frozen:
             _narrow_parts(found, name, dim, parts)
@@ -104,6 +111,19 @@ def _parts(table: Tensor, dim: int) -> int | None:
                 return 2 * parts
             is_seen = parts > 1 or _are_waves(blocks[:, ::2], blocks[:, 1::2])
             return parts if is_seen else None
+    return None
+
+
+def _stretches(row: Tensor) -> int | None:
+    """The number of equal parts of a row of numbers that repeat, or that hold one number each."""
+    if row.is_meta or row.is_complex() or bool((row == row[0]).all()):
+        return None
+    for parts in (n for n in range(2, MOST_PARTS + 1) if len(row) % n == 0 and len(row) > n):
+        blocks = row.unflatten(0, (parts, -1))
+        if torch.equal(blocks, blocks[:1].expand_as(blocks)):
+            return parts
+        if torch.equal(blocks, blocks[:, :1].expand_as(blocks)):
+            return parts
     return None
 
 

@@ -18,6 +18,7 @@ from anywidth.planning.example_inputs import described
 from anywidth.planning.groups import Plan
 from anywidth.planning.part_calls import check_parts, record_calls
 from anywidth.planning.parts import CostTerm
+from anywidth.planning.plain_tensors import tables_as_buffers
 from anywidth.planning.trace.build import STAYING, Guesses, build_plan
 from anywidth.planning.trace.cursor import MEETS_CONSTANT
 from anywidth.planning.trace.export_errors import export_failure, known_cure
@@ -101,6 +102,21 @@ def plan(
             "once, model(*example_input), and plan it then"
         )
     inputs = positional_arguments(model, example_input, named)
+    with tables_as_buffers(model):
+        found = _planned(model, inputs, parts)
+    found.example, found.given = [described(x) for x in inputs], inputs
+    for note in found.notes:
+        if STAYING in note:
+            warnings.warn(f"{type(model).__name__}: {note}", stacklevel=2)
+    hints = getattr(model, "width_hints", None)
+    if hints is not None:
+        hints(found)
+    return found
+
+
+def _planned(
+    model: nn.Module, inputs: tuple[Any, ...], parts: Sequence[str] | Literal["auto"] | None
+) -> Plan:
     exports = Exports(model, inputs)
     if parts is None or (parts == "auto" and _can_be_exported(exports)):
         _check_exported(exports)
@@ -108,16 +124,9 @@ def plan(
     else:
         exports, found = _trace_parts(model, inputs, parts)
     found.activations, found.prologues = activations_and_prologues(exports)
-    found.example, found.given = [described(x) for x in inputs], inputs
     if names := exports.seen.hidden:
         found.notes.append(f"{', '.join(names)}, returned beside logits, may narrow")
     note_written_buffers(found, exports)
-    for note in found.notes:
-        if STAYING in note:
-            warnings.warn(f"{type(model).__name__}: {note}", stacklevel=2)
-    hints = getattr(model, "width_hints", None)
-    if hints is not None:
-        hints(found)
     return found
 
 
@@ -195,11 +204,13 @@ def misread_groups(
     `narrow` is the planned network at `config`; both take the positional arguments `inputs`.
     """
     exports = Exports(model, inputs)
-    try:
-        parts = {training: export_in_mode(narrow, inputs, training) for training in exports.traced}
-    except Exception:
-        return {}  # without an export there is nothing to compare
-    found, guesses = _trace(exports)
+    with tables_as_buffers(model, narrow):
+        try:
+            traced = exports.traced
+            parts = {training: export_in_mode(narrow, inputs, training) for training in traced}
+        except Exception:
+            return {}  # without an export there is nothing to compare
+        found, guesses = _trace(exports)
     if tuple(found.groups) != tuple(config):
         return {}  # the plan in use was made in another way
     return {
@@ -215,7 +226,7 @@ def misread_groups(
 def _trace(exports: Exports) -> tuple[Plan, Guesses]:
     """The plan; if it keeps heads because they meet constants, perhaps their features narrow."""
     sources = SizeSources(exports.model, exports.inputs, exports.traced)
-    known = Known(exports.model, exports.examples, sources=sources.of)
+    known = Known(exports.model, exports.examples, sources=sources.of, numbers=sources.of_number)
     found, guesses, findings = _settled(exports, known, sources.attentions)
     stuck = frozenset(
         node

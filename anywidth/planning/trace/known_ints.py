@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -36,6 +37,17 @@ class KnownInt(int):
 
     __rmul__ = __mul__
 
+    def __truediv__(self, other: Any) -> Any:
+        return _known(int.__truediv__(self, other), self.source)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return _known(int.__rtruediv__(self, other), self.source)
+
+    def __pow__(self, other: Any, *rest: Any) -> Any:
+        is_float = isinstance(other, float)
+        number = float(self) ** other if is_float else int.__pow__(self, other, *rest)
+        return _known(number, self.source)
+
     def __floordiv__(self, other: Any) -> Any:
         is_whole = isinstance(other, int) and other != 0 and int(self) % int(other) == 0
         if not is_whole:
@@ -44,8 +56,41 @@ class KnownInt(int):
 
     def _times(self, value: Any, by: Any, other: Any = None) -> Any:
         if value is None or value is NotImplemented:
-            return NotImplemented
+            is_float = isinstance(by, float)
+            return _known(float(self) * by, self.source) if is_float else NotImplemented
         if isinstance(by, KnownInt) or isinstance(other, KnownInt) or value <= 0:
             return value
         source = self.source
         return KnownInt(value, source._replace(ratio=source.ratio * Fraction(by)))
+
+
+class KnownFloat(float):
+    """A number that was worked out from an attribute: its root, say."""
+
+    source: SizeSource
+
+    def __new__(cls, value: float, source: SizeSource) -> KnownFloat:
+        number = super().__new__(cls, value)
+        number.source = source
+        return number
+
+    def __deepcopy__(self, memo: Any) -> KnownFloat:
+        return self
+
+    def __reduce__(self) -> Any:
+        return float, (float(self),)
+
+
+def _known(value: Any, source: SizeSource) -> Any:
+    """A result that remembers where it comes from; others, such as tensors, are left alone."""
+    return KnownFloat(value, source) if type(value) is float else value
+
+
+def _remembering(name: str) -> Callable[..., Any]:
+    plain = getattr(float, name)
+    return lambda self, *others: _known(plain(self, *others), self.source)
+
+
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow",
+              "neg"):  # fmt: skip
+    setattr(KnownFloat, f"__{_name}__", _remembering(f"__{_name}__"))

@@ -9,11 +9,21 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from anywidth.planning.trace.rules.products import spelled_out
 from anywidth.planning.trace.rules.table import PRODUCTS, RULES
 from anywidth.planning.trace.value import shape_of
 
 # `torch.autocast` and `torch.no_grad` in a forward: the code inside becomes a separate graph.
 REGIONS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
+
+# Passed on the way from a tensor of one number to what it scales.
+CASTS = ("to", "_to_copy", "type_as", "clone", "detach", "alias", "lift_fresh_copy", "contiguous")
+# Operations whose numbers say how much, not along which dimension or how large.
+COMPUTED_WITH = ("mul", "div", "add", "sub", "rsub", "pow", "lerp", "addcmul", "addcdiv",
+                 "true_divide", "multiply", "subtract", "divide", "clamp", "clamp_min", "clamp_max",
+                 "maximum", "minimum")  # fmt: skip
+# Under this key, the input of a graph for a tensor in the code has the number that it holds.
+WRITTEN = "written_number"
 
 
 def op_name(target: Any) -> str:
@@ -73,7 +83,7 @@ def leaving_nodes(module: GraphModule) -> set[Node]:
             found |= inside
             inputs = inner.graph.find_nodes(op="placeholder")
             left += [a for i, a in zip(inputs, arguments, strict=True) if i in inside]
-        elif op_name(node.target) not in PRODUCTS:
+        elif op_name(node.target) not in PRODUCTS or len(summed_factors(node)) == 1:
             left += node.all_input_nodes
     return found
 
@@ -88,17 +98,60 @@ def gives_indices(node: Node) -> bool:
     )
 
 
+def summed_factors(node: Node) -> list[Node]:
+    """The factors of a product whose entries are summed over an axis; empty if it is another."""
+    name = op_name(node.target)
+    if name == "einsum":
+        given: Any = node.args[1]
+    else:
+        given = node.args[:2] if name in ("matmul", "bmm", "mm", "mv", "dot", "vdot") else ()
+    return [factor for factor in given if isinstance(factor, Node)]
+
+
+def are_met_by_entry(node: Node, factors: Sequence[Node]) -> bool:
+    """Whether each entry of two factors meets one of the other, not all along some axis."""
+    first, second = (shape_of(factor.meta["val"]) for factor in factors)
+    if op_name(node.target) != "einsum":
+        return set(first[-2:-1]) <= {1} and set(second[-1:] if len(second) > 1 else ()) <= {1}
+    (one, other), _ = spelled_out(str(node.args[0]), [len(first), len(second)])
+    alone = {letter for letter, size in zip(one, first, strict=True) if size > 1} ^ {
+        letter for letter, size in zip(other, second, strict=True) if size > 1
+    }
+    return not alone
+
+
 def number_of(node: Node) -> float | None:
     """The number by which an operation scales its result; None if there is none."""
     name = op_name(node.target)
     if name in ("mul", "div") and len(node.args) > 1:
         number = node.args[1]
+        if isinstance(number, Node):
+            held = [_written(factor) for factor in node.all_input_nodes[name == "div" :]]
+            number = next((n for n in held if n is not None), None)
     elif name == "scaled_dot_product_attention":
         number = node.kwargs.get("scale")
     else:
         number = node.kwargs.get("alpha") if name in ("addmm", "baddbmm") else None
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
     return float(number) if is_number else None  # type: ignore[arg-type]
+
+
+def _written(node: Node) -> float | None:
+    """The number that a tensor in the code holds, such as `torch.tensor(8.0)`."""
+    while op_name(node.target) in CASTS and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    number: float | None = node.meta.get(WRITTEN)
+    return number
+
+
+def numbers_in(node: Node) -> list[float]:
+    """All numbers that an operation is given for what it computes, entry by entry."""
+    scale = number_of(node)
+    if op_name(node.target) not in COMPUTED_WITH:
+        return [] if scale is None else [scale]
+    given = [*node.args, *node.kwargs.values()]
+    written = [float(x) for x in given if type(x) in (int, float)]  # type: ignore[arg-type]
+    return [*written, *([] if scale is None or scale in written else [scale])]
 
 
 def shapes_of(meta: Any) -> list[tuple[int, ...]]:

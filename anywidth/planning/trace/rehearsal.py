@@ -18,7 +18,7 @@ from anywidth.planning.cuts import cut, held_tensor, take
 from anywidth.planning.groups import Plan
 from anywidth.planning.held_numbers import held_number, set_number, with_entry
 from anywidth.planning.trace.build import Guesses
-from anywidth.planning.trace.nodes import nodes_of, number_of, shapes_of
+from anywidth.planning.trace.nodes import nodes_of, numbers_in, shapes_of
 from anywidth.planning.trace.trace_findings import WidthConstant
 from anywidth.width import ChannelConfig
 
@@ -92,7 +92,7 @@ def misread(
         if number is not None:
             whole, axis = number
             is_narrower = plan.axis_size(axis, config) < plan.axis_size(axis, plan.full)
-            if is_narrower and number_of(twin) == whole:
+            if is_narrower and whole in numbers_in(twin):
                 wrong[node] = None
             continue
         foretold = [
@@ -117,7 +117,7 @@ def followed_numbers(constants: Iterable[WidthConstant], full: Any, narrow: Any)
     for node, twin in pairs:
         if _operation(node) != _operation(twin):
             break
-        if node in watched and number_of(twin) != watched[node]:
+        if node in watched and watched[node] not in numbers_in(twin):
             found.add(node)
     return found
 

@@ -20,8 +20,9 @@ from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
 from anywidth.planning.held_numbers import held_lists, held_numbers, mentions, set_number
+from anywidth.planning.kept_results import results_forgotten
 from anywidth.planning.modes import modes_kept
-from anywidth.planning.trace.known_ints import KnownInt, SizeSource
+from anywidth.planning.trace.known_ints import KnownFloat, KnownInt, SizeSource
 from anywidth.planning.trace.nodes import layer_of, nodes_of, op_name
 
 # Operations that are given the size of each dimension of their result, or of each part.
@@ -31,6 +32,7 @@ SPLIT = ("split", "split_with_sizes")
 # These also have arguments before the sizes, and give sizes by dimension only inside them.
 UNFLATTENED = "unflatten"
 INDEXED = ("__getitem__", "__setitem__")
+NUMBERS = (int, float, KnownInt, KnownFloat)
 ATTENTION = "multi_head_attention_forward"
 # The numbers of torch's layers are known from their weights, but for these.
 READ_IN_TORCH = (nn.Unflatten,)
@@ -67,6 +69,15 @@ class SizeSources:
             for training, graph in self._traced.items():
                 self._by_node |= self._matched(training, graph)
         return self._by_node.get(node, [])
+
+    def of_number(self, node: Node, number: float) -> SizeSource | None:
+        """The attribute that a number in an operation was worked out from, if a run showed one."""
+        found: set[SizeSource | None] = set()
+        for training in self._traced:
+            recording = self._recording(training)
+            held = recording.numbers.get(layer_of(node), []) if recording is not None else []
+            found |= {source for value, source in held if value == number}
+        return found.pop() if len(found) == 1 else None
 
     def _matched(self, training: bool, graph: Any) -> dict[Node, list[SizeSource | None]]:
         """The records of a run for the nodes of the graph: both in order, per module."""
@@ -118,7 +129,12 @@ def _record(model: nn.Module, inputs: tuple[Any, ...], training: bool) -> Record
             module.register_forward_pre_hook(recording.entering(path), prepend=True),
             module.register_forward_hook(recording.leaving, always_call=True),
         ]
-    with modes_kept(twin), torch.random.fork_rng(devices=[]), torch.no_grad():
+    with (
+        modes_kept(twin),
+        results_forgotten(twin),
+        torch.random.fork_rng(devices=[]),
+        torch.no_grad(),
+    ):
         twin.train(training)
         with recording:
             twin(*copy.deepcopy(inputs))
@@ -143,6 +159,8 @@ class Recording(TorchFunctionMode):
         super().__init__()
         self.records: Records = defaultdict(list)
         self.attentions: list[AttentionCall] = []
+        # Numbers that operations were given in each module, and what they were worked out from.
+        self.numbers: dict[str, list[tuple[float, SizeSource | None]]] = defaultdict(list)
         self._names = names
         self._running: list[str] = []
 
@@ -157,16 +175,21 @@ class Recording(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
+        path = self._running[-1] if self._running else ""
+        if name not in (*SHAPED, *SPLIT, *INDEXED, UNFLATTENED):
+            numbers = [x for x in (*args, *(kwargs or {}).values()) if type(x) in NUMBERS]
+            self.numbers[path] += [(float(x), getattr(x, "source", None)) for x in numbers]
         if name == ATTENTION:
             given = inspect.signature(func).bind(*args, **(kwargs or {})).arguments
             self.attentions.append(self._attention(given))
         if name in INDEXED:
             for ends in _slices(args[0], args[1]):
-                self.records[self._running[-1] if self._running else "", "slice"].append(ends)
+                self.records[path, "slice"].append(ends)
         if name in SHAPED or name in SPLIT or name == UNFLATTENED:
             sizes = list(_sizes(name, args, kwargs or {}))
-            key = self._running[-1] if self._running else "", _plain(name)
-            self.records[key].append(_in_place(name, sizes, args, kwargs or {}, result))
+            self.records[path, _plain(name)].append(
+                _in_place(name, sizes, args, kwargs or {}, result)
+            )
         return result
 
     def _attention(self, given: dict[str, Any]) -> AttentionCall:

@@ -34,6 +34,7 @@ class Known:
         failed: operations at which a narrow network may have failed, and how often.
         positions: (parameter, index of an axis) of axes of tokens or positions, not of channels.
         sources: for an operation, which attributes the sizes that it is given come from.
+        numbers: the attribute that a number in an operation was worked out from, if it is known.
         stuck: reshapes in which another dimension should narrow, as that of the guess cannot.
     """
 
@@ -43,6 +44,7 @@ class Known:
     failed: Mapping[Node, int] = field(default_factory=dict)
     positions: frozenset[tuple[str, int]] = frozenset()
     sources: Callable[[Node], Sequence[SizeSource | None]] | None = None
+    numbers: Callable[[Node, float], SizeSource | None] | None = None
     stuck: frozenset[Node] = frozenset()
 
 
@@ -75,13 +77,17 @@ class Follower(NamedTuple):
 
 
 class WidthConstant(NamedTuple):
-    """A number that multiplies or divides channels, and is a power of their number."""
+    """A number that depends on how many channels there are, most often a power of their number.
+
+    `source`: the attribute that it was worked out from, if it is no power.
+    """
 
     node: Node
     place: str
     number: float
     axis: Pieces
-    power: float
+    power: float = 0.0
+    source: SizeSource | None = None
 
 
 class Product(NamedTuple):

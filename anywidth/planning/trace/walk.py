@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.fixed_tables import meets_channels
 from anywidth.planning.trace.nodes import (
+    are_met_by_entry,
     gives_indices,
     is_in_place,
     layer_of,
@@ -22,8 +23,17 @@ from anywidth.planning.trace.nodes import (
     op_name,
     region_of,
     shapes_of,
+    summed_factors,
 )
-from anywidth.planning.trace.rules.table import ELEMENTWISE, LOOKUPS, MAKERS, RULES, VIEWS
+from anywidth.planning.trace.rules.table import (
+    ELEMENTWISE,
+    FILLED,
+    LOOKUPS,
+    MAKERS,
+    PRODUCTS,
+    RULES,
+    VIEWS,
+)
 from anywidth.planning.trace.trace_findings import Findings
 from anywidth.planning.trace.value import Traced, as_constant
 from anywidth.planning.trace.width_constants import look_for_constant
@@ -127,12 +137,26 @@ class Walk:
 
     def _compares(self, node: Node) -> bool:
         """Whether an operation sums over an axis of two tensors, which may be any channels."""
+        if op_name(node.target) in PRODUCTS:
+            return not self._sums_one(node)
         product = node.all_input_nodes[0] if op_name(node.target) == "sum" else node
         factors = product.all_input_nodes if op_name(product.target) == "mul" else []
-        if len(factors) != 2 or not all(factor in self.batched for factor in factors):
-            return False
+        is_of_two = len(factors) == 2 and all(factor in self.batched for factor in factors)
+        return is_of_two and not self._are_of_one(factors)
+
+    def _sums_one(self, node: Node) -> bool:
+        """Whether a product sums up one tensor: times ones, or p times log p."""
+        factors = summed_factors(node)
+        if len(factors) == 1 or any(map(_is_filled, factors)):
+            return True
+        is_batched = all(factor in self.batched for factor in factors)
+        is_by_entry = len(factors) == 2 and is_batched and are_met_by_entry(node, factors)
+        return is_by_entry and self._are_of_one(factors)
+
+    def _are_of_one(self, factors: Sequence[Node]) -> bool:
+        """Whether two factors come from one tensor; of p and log p, what is summed are classes."""
         first, second = (self._elementwise_sources(factor) for factor in factors)
-        return first.isdisjoint(second)  # of p and log p, what is summed over are classes
+        return not first.isdisjoint(second)
 
     def _elementwise_sources(self, node: Node) -> set[Node]:
         """A tensor and those that it comes from, with all of their channels, entry by entry."""
@@ -142,7 +166,7 @@ class Walk:
             if passed in found or passed.op != "call_function":
                 continue
             found.add(passed)
-            if op_name(passed.target) in ELEMENTWISE:
+            if op_name(passed.target) in ELEMENTWISE or op_name(passed.target) in VIEWS:
                 left += [n for n in passed.all_input_nodes if n in self.batched]
         return found
 
@@ -165,6 +189,13 @@ class Walk:
             if argument in self.batched:
                 self.batched.add(node)
         return self.run(inner)
+
+
+def _is_filled(node: Node) -> bool:
+    """Whether all entries of a tensor are one number."""
+    while op_name(node.target) in (*COPIES, *VIEWS) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return op_name(node.target) in FILLED
 
 
 def written_numbers(held: Any, most: int = 16) -> tuple[int, ...]:

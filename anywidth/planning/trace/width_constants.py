@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from anywidth.planning.held_numbers import is_number_of_heads
+from anywidth.planning.held_numbers import held_number, is_number_of_heads, is_size_of_head
 from anywidth.planning.trace.cursor import Cursor
-from anywidth.planning.trace.nodes import number_of, op_name
+from anywidth.planning.trace.known_ints import SizeSource
+from anywidth.planning.trace.nodes import CASTS, number_of, numbers_in, op_name
 from anywidth.planning.trace.rules.products import spelled_out
-from anywidth.planning.trace.rules.table import PRODUCTS
+from anywidth.planning.trace.rules.table import ELEMENTWISE, PRODUCTS, VIEWS
 from anywidth.planning.trace.solver import Pieces, TracedAxis
 from anywidth.planning.trace.trace_findings import WidthConstant
-from anywidth.planning.trace.value import Traced
+from anywidth.planning.trace.value import Traced, shape_of
 
 ROOTS = (0.5, -0.5)
 # Of channels that were summed over, their mean.
@@ -35,25 +37,68 @@ MOST_STEPS = 6
 SCORES = ("matmul", "bmm", "einsum", "scaled_dot_product_attention")
 # Products that are added to each other, of which one number may scale the sum.
 SUMMED = ("einsum", "matmul", "bmm")
-# Passed on the way from a buffer to what it scales.
-CASTS = ("to", "_to_copy", "type_as", "clone", "detach", "alias", "lift_fresh_copy", "contiguous")
 
 
 def look_for_constant(cursor: Cursor, values: dict[Node, Any]) -> None:
     """Report a number by which the present operation multiplies or divides, if it is a power."""
     node = cursor.node
     assert node is not None
+    if _is_power(cursor, node, values):
+        return
+    for number in numbers_in(node):
+        source = _worked_out_from(cursor, node, number)
+        if source is not None:
+            _report_source(cursor, source, number, values)
+
+
+def _worked_out_from(cursor: Cursor, node: Node, number: float) -> SizeSource | None:
+    numbers = cursor.found.known.numbers
+    is_plain = number in (-1.0, 0.0, 1.0, 2.0)
+    return None if is_plain or numbers is None else numbers(node, number)
+
+
+def _held_size(cursor: Cursor, source: SizeSource) -> int:
+    held = held_number(cursor.found.known.model.get_submodule(source.path), source.name)
+    size: int = held if source.place is None else held[source.place]
+    return size
+
+
+def _report_source(
+    cursor: Cursor, source: SizeSource, number: float, values: dict[Node, Any]
+) -> None:
+    """Report a number that was worked out from an attribute which has the size of an axis."""
+    node = cursor.node
+    assert node is not None
+    size = _held_size(cursor, source)
+    is_of_head = is_size_of_head(source.name) or is_number_of_heads(source.name)
+    features = [f for p in _summed_scores([node], values, SCORES) for f in _features(p, values)]
+    features += _later_features(node, values)
+    stays = any(length == size and not _is_open(cursor, axis) for length, axis in features)
+    # Used as it is, the attribute may mean something else; means of channels are found as powers.
+    is_itself = math.isclose(number, size) or math.isclose(number * size, 1)
+    if size < FEWEST or is_of_head or stays or is_itself:
+        return
+    for axis in _related(node, values):
+        if cursor.solver.size(axis) == size and _is_open(cursor, axis):
+            constant = WidthConstant(node, cursor.place, number, axis, source=source)
+            if not _stays_anyway(cursor, constant, values):
+                _report(cursor, constant, is_explained=False)
+            return
+
+
+def _is_power(cursor: Cursor, node: Node, values: dict[Node, Any]) -> bool:
+    """Whether the operation scales by a power of the size of an axis; if so, it is reported."""
     number, tolerance, name = number_of(node), 1e-6, None
     if number is None and cursor.op in ("mul", "div"):
         number, tolerance, name = _held_number(cursor, node, values)
     if number is None or number <= 0:
-        return
+        return False
     if _is_of_features(cursor, node, number, values):
-        return
+        return True
     inputs = _scaled_inputs(cursor, number, values) if name is None else None
     if inputs is not None and _is_open(cursor, inputs):
         _report(cursor, WidthConstant(node, cursor.place, number, inputs, -0.5), is_explained=False)
-        return
+        return True
     own = cursor.solver.variables(_axes(node, values))
     for axis in _related(node, values):
         is_summed = own.isdisjoint(cursor.solver.variables([axis]))
@@ -66,7 +111,8 @@ def look_for_constant(cursor: Cursor, values: dict[Node, Any]) -> None:
         else:
             constant = WidthConstant(node, cursor.place, number, axis, power)
             _report(cursor, constant, is_explained=_stays_anyway(cursor, constant, values))
-        return
+        return True
+    return False
 
 
 def _scaled_inputs(cursor: Cursor, number: float, values: dict[Node, Any]) -> TracedAxis:
@@ -93,15 +139,15 @@ def _scaled_inputs(cursor: Cursor, number: float, values: dict[Node, Any]) -> Tr
 def _report(cursor: Cursor, constant: WidthConstant, is_explained: bool) -> None:
     """Let a rehearsal check a number; if it did not follow before, then with an attribute."""
     times = cursor.misreading.times if cursor.misreading else 0
-    attributes = list(_attributes(cursor, constant))
+    attributes = _attributes(cursor, constant)
     if times > len(attributes):
         if not is_explained:
             cursor.found.staying.append(constant)
         return
     cursor.found.constants.append(constant)
     if times > 0:
-        path, name, whole, power = attributes[times - 1]
-        cursor.bind(path, name, constant.axis, power=power, whole=whole)
+        source, whole, power = attributes[times - 1]
+        cursor.bind(source.path, source.name, constant.axis, source.place, power, whole)
 
 
 def _stays_anyway(cursor: Cursor, constant: WidthConstant, values: dict[Node, Any]) -> bool:
@@ -118,29 +164,35 @@ def _stays_anyway(cursor: Cursor, constant: WidthConstant, values: dict[Node, An
 
 def _attributes(
     cursor: Cursor, constant: WidthConstant
-) -> Iterator[tuple[str, str, float | None, float | None]]:
+) -> list[tuple[SizeSource, float | None, float | None]]:
     """Attributes of the module, and of the modules around it, that the number may come from.
 
-    The number of channels itself first: (path, name, None, None); else the value and its power.
-    A number of heads, which scales nothing, is the last.
+    The number of channels itself first, with None; else the value and its power. A number of
+    heads, which scales nothing, is the last.
     """
+    if constant.source is not None:
+        return [(constant.source._replace(ratio=Fraction(1)), None, None)]
     size = cursor.solver.size(constant.axis)
     steps = cursor.layer.split(".") if cursor.layer else []
     kept = [
-        (path, name, value)
+        (SizeSource(path, name), value)
         for path in [".".join(steps[:count]) for count in range(len(steps), -1, -1)]
         for name, value in vars(cursor.found.known.model.get_submodule(path)).items()
         if type(value) in (int, float) and not name.startswith("_")
     ]
-    counts = [(path, name) for path, name, v in kept if type(v) is int and v == size]
-    yield from ((path, name, None, None) for path, name in counts if not is_number_of_heads(name))
-    for path, name, value in kept:
+    counts = [held for held, value in kept if type(value) is int and value == size]
+    known = _worked_out_from(cursor, constant.node, constant.number)
+    found: list[tuple[SizeSource, float | None, float | None]] = []
+    if known is not None and _held_size(cursor, known) == size:
+        found.append((known._replace(ratio=Fraction(1)), None, None))
+    found += [(held, None, None) for held in counts if not is_number_of_heads(held.name)]
+    for held, value in kept:
         if type(value) is float and value > 0:
             if math.isclose(value, constant.number, rel_tol=1e-6):
-                yield path, name, value, constant.power
+                found.append((held, value, constant.power))
             elif math.isclose(value * constant.number, 1, rel_tol=1e-6):
-                yield path, name, value, -constant.power
-    yield from ((path, name, None, None) for path, name in counts if is_number_of_heads(name))
+                found.append((held, value, -constant.power))
+    return found + [(held, None, None) for held in counts if is_number_of_heads(held.name)]
 
 
 def _held_number(
@@ -167,11 +219,31 @@ def _is_of_features(cursor: Cursor, node: Node, number: float, values: dict[Node
 
     Heads of attention may be as many as each has features; those are summed over, heads are not.
     """
+    features = [f for p in _summed_scores([node], values, SCORES) for f in _features(p, values)]
     return any(
         not _is_open(cursor, axis) and _power(number, size, ROOTS, 1e-6) is not None
-        for product in _summed_scores([node], values, SCORES)
-        for size, axis in _features(product, values)
+        for size, axis in [*features, *_later_features(node, values)]
     )
+
+
+def _later_features(node: Node, values: dict[Node, Any]) -> list[tuple[int, TracedAxis]]:
+    """The last axis of a tensor, with its size, if scores of attention will be summed over it."""
+    value = values.get(node)
+    if not isinstance(value, Traced) or not value.shape:
+        return []
+    left, seen, size = [(node, MOST_STEPS)], {node}, value.shape[-1]
+    while left:
+        passed, steps = left.pop(0)
+        for user in passed.users.keys() - seen:
+            seen.add(user)
+            name = op_name(user.target)
+            if name in SCORES and all(n.op != "placeholder" for n in user.all_input_nodes):
+                given: Any = user.args[1] if name == "einsum" else user.args[:1]
+                if any(shape_of(n.meta["val"])[-1] == size for n in given):
+                    return [(size, value.axes[-1])]
+            elif steps > 0 and (name in ELEMENTWISE or name in VIEWS):
+                left.append((user, steps - 1))
+    return []
 
 
 def _features(product: Node, values: dict[Node, Any]) -> list[tuple[int, TracedAxis]]:

@@ -32,7 +32,7 @@ def fake_quantized(cursor: Cursor, a: Arguments) -> Any:
 
 
 def nothing(cursor: Cursor, a: Arguments) -> None:
-    """A check that gives no result."""
+    """A check that gives no result, or a size that depends on values, which channels never do."""
 
 
 def along_dims(cursor: Cursor, a: Arguments) -> Traced:
@@ -73,7 +73,10 @@ def unpool(cursor: Cursor, a: Arguments) -> Any:
 
 
 def grid_sample(cursor: Cursor, a: Arguments) -> Traced:
-    cursor.fix(a.grid, f"positions to read in {cursor.place}")
+    for axis in a.grid.axes[1:]:
+        cursor.solver.fix(axis, f"positions to read in {cursor.place}")
+    # Heads that were merged with the examples read at places of their own.
+    cursor.unify(a.input.axes[0], a.grid.axes[0])
     return cursor.output([*a.input.axes[:2], *[None] * (len(a.input.shape) - 2)])
 
 

@@ -18,17 +18,35 @@ from anywidth.planning.trace.value import Traced
 
 
 def index(cursor: Cursor, a: Arguments) -> Traced:
-    indexed = [i for i, tensor in enumerate(a.indices) if tensor is not None]
+    indexed, rank = _indexed(cursor, a.indices)
     cursor.fix(a.indices, "is used as an index")
     if indexed != list(range(indexed[0], indexed[-1] + 1)):
         cursor.fix(a.self, f"indexed by {cursor.place}")
         return cursor.output([None] * len(cursor.shape))
-    rank = max(len(a.indices[i].shape) for i in indexed)
     value = a.self
     if len(indexed) == 1:
         value = _without_end(cursor, value, indexed[0], a.indices[indexed[0]].numbers)
     axes = cursor.closed(value, indexed, "indexed")
     return cursor.output([*axes[: indexed[0]], *[None] * rank, *axes[indexed[-1] + 1 :]])
+
+
+def _indexed(cursor: Cursor, indices: Sequence[Any]) -> tuple[list[int], int]:
+    """The dimensions that are indexed, and how many the result has in their place.
+
+    A mask stands for as many dimensions as it has, and gives one.
+    """
+    given: Any = cursor.node.args[1] if cursor.node is not None else indices
+    dims: list[int] = []
+    rank, place = 0, 0
+    for node, tensor in zip(given, indices, strict=True):
+        count = 1
+        if tensor is not None:
+            is_mask = node.meta["val"].dtype in (torch.bool, torch.uint8)
+            count = len(tensor.shape) if is_mask else 1
+            dims += range(place, place + count)
+            rank = max(rank, 1 if is_mask else len(tensor.shape))
+        place += count
+    return dims, rank
 
 
 def _without_end(cursor: Cursor, value: Traced, dim: int, numbers: Sequence[int]) -> Traced:
@@ -93,15 +111,17 @@ def index_add(cursor: Cursor, a: Arguments) -> Traced:
 
 
 def index_put(cursor: Cursor, a: Arguments) -> Traced:
-    indexed = [i for i, tensor in enumerate(a.indices) if tensor is not None]
+    indexed, rank = _indexed(cursor, a.indices)
     cursor.fix(a.indices, "is used as an index")
     if indexed != list(range(indexed[0], indexed[-1] + 1)):
         return _fixed(cursor, a)
     axes = cursor.closed(a.self, indexed, "indexed")
-    shape = torch.broadcast_shapes(*(a.indices[i].shape for i in indexed))
+    behind = len(a.self.shape) - indexed[-1] - 1
+    for position in range(behind + 1, min(behind + rank, len(a.values.shape)) + 1):
+        cursor.solver.fix(a.values.axes[-position], f"written in part by {cursor.place}")
     place = Traced(
-        (*a.self.shape[: indexed[0]], *shape, *a.self.shape[indexed[-1] + 1 :]),
-        (*axes[: indexed[0]], *[None] * len(shape), *axes[indexed[-1] + 1 :]),
+        (*a.self.shape[: indexed[0]], *[1] * rank, *a.self.shape[indexed[-1] + 1 :]),
+        (*axes[: indexed[0]], *[None] * rank, *axes[indexed[-1] + 1 :]),
     )
     cursor.broadcast([place, a.values], place.shape)
     return cursor.output(axes)

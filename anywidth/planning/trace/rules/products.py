@@ -21,6 +21,7 @@ def matmul(cursor: Cursor, a: Arguments) -> Traced:
     second = next(getattr(a, name) for name in names if hasattr(a, name))
     inner = second.axes[-2] if len(second.shape) > 1 else second.axes[0]
     cursor.unify(first.axes[-1], inner)
+    _keep_classes(cursor, [inner])
     left = first.axes[-2:-1]
     right = second.axes[-1:] if len(second.shape) > 1 else ()
     _weigh(cursor, first, left, [inner])
@@ -31,6 +32,12 @@ def matmul(cursor: Cursor, a: Arguments) -> Traced:
     _attend(cursor, [first, second], [*value.axes, inner])
     cursor.count(value, [(first.shape[-1], first.axes[-1])])
     return value
+
+
+def _keep_classes(cursor: Cursor, summed: Sequence[TracedAxis]) -> None:
+    """Of fewer classes, a sum that leaves the network says something else."""
+    for axis in summed if cursor.leaves else ():
+        cursor.solver.fix(axis, f"reduced to an output of the model by {cursor.place}")
 
 
 def _leading(value: Traced) -> Traced:
@@ -141,6 +148,7 @@ def einsum(cursor: Cursor, a: Arguments) -> Traced:
                 is_met = sizes.get(letter, 1) > 1
                 axes[letter] = cursor.unify(axes[letter], axis) if is_met else axis
                 sizes[letter] = size
+    _keep_classes(cursor, [axis for letter, axis in axes.items() if letter not in right])
     for term, tensor in zip(terms, a.tensors, strict=True):
         own = [axes[letter] for letter in term if left.count(letter) == 1]
         _weigh(cursor, tensor, own, [axes[letter] for letter in term if letter not in right])

@@ -111,7 +111,11 @@ RULES: dict[str, Rule] = {
         "fake_quantize_per_tensor_affine fake_quantize_per_channel_affine "
         "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
     ),
-    **_rows(elementwise.nothing, "_assert_tensor_metadata"),
+    **_rows(
+        elementwise.nothing,
+        "_assert_tensor_metadata _assert_scalar sym_size sym_numel "
+        "sym_constrain_range sym_constrain_range_for_size",
+    ),
     **_rows(elementwise.along_dims, "roll flip"),
     **_rows(
         elementwise.reduction,
@@ -168,3 +172,7 @@ RULES: dict[str, Rule] = {
 
 # Operations that give each entry of their result from the same entry of what they take.
 ELEMENTWISE = {name for name, rule in RULES.items() if rule is elementwise.elementwise}
+
+# Operations that make a tensor of one number.
+FILLED = {name for name, rule in RULES.items() if rule is made_sizes.filled}
+FILLED |= {"ones_like", "zeros_like", "full_like"}

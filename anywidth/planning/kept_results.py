@@ -1,0 +1,80 @@
+"""Dictionaries in which a module keeps tensors that it computed from its weights, by device say.
+
+LeViT keeps the biases of its attention so while it is evaluated. They have the width with which
+they were computed, so that a network of another width must compute them again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+Holder = tuple[dict[str, Any], str]
+# The attributes of every module.
+_OF_TORCH = frozenset(vars(nn.Module()))
+
+
+def result_holders(model: nn.Module) -> list[Holder]:
+    """The attributes of modules that are such dictionaries, as (attributes, name)."""
+    kinds: list[tuple[nn.Module, Any]] = [(module, type(module)) for module in model.modules()]
+    return [
+        (vars(module), name)
+        for module, kind in kinds
+        for name, value in vars(module).items()
+        if type(value) is dict and name not in _OF_TORCH and name in _filled_in_code(kind)
+    ]
+
+
+def forget_results(holders: list[Holder]) -> None:
+    for attributes, name in holders:
+        held = attributes.get(name)
+        if held and all(isinstance(value, Tensor) for value in held.values()):
+            attributes[name] = {}
+
+
+@contextlib.contextmanager
+def results_forgotten(model: nn.Module) -> Iterator[None]:
+    """Without these tensors inside a `with` block; afterwards they are what they were."""
+    before = [(*holder, holder[0][holder[1]]) for holder in result_holders(model)]
+    for attributes, name, held in before:
+        attributes[name] = dict(held)
+    forget_results([(attributes, name) for attributes, name, _ in before])
+    try:
+        yield
+    finally:
+        for attributes, name, held in before:
+            attributes[name] = held
+
+
+@functools.lru_cache(maxsize=1024)
+def _filled_in_code(kind: Any) -> frozenset[str]:
+    """The attributes that the code of a class looks keys up in, and writes entries to."""
+    names: frozenset[str] = frozenset()
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] != "torch" and base is not object:
+            for name, value in vars(base).items():
+                function = inspect.unwrap(value) if callable(value) else None
+                if inspect.isfunction(function) and name != "__init__":
+                    names |= _attributes_of(function, "STORE_SUBSCR") & _attributes_of(
+                        function, "CONTAINS_OP"
+                    )
+    return names
+
+
+def _attributes_of(function: Any, operation: str) -> frozenset[str]:
+    """The attributes that are named in the lines in which an operation occurs."""
+    lines: dict[int | None, set[str]] = {}
+    with_operation: set[int | None] = set()
+    for step in dis.get_instructions(function):
+        line = step.positions.lineno if step.positions is not None else None
+        if step.opname == "LOAD_ATTR":
+            lines.setdefault(line, set()).add(step.argval)
+        elif step.opname == operation:
+            with_operation.add(line)
+    return frozenset(name for line in with_operation for name in lines.get(line, ()))
