@@ -26,6 +26,16 @@ def arguments_by_name(model: nn.Module, batch: Any) -> bool:
     return True
 
 
+def required_arguments(model: nn.Module) -> list[str]:
+    """The arguments that `forward` cannot be called without."""
+    by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return [
+        one.name
+        for one in inspect.signature(model.forward).parameters.values()
+        if one.kind in by_position and one.default is one.empty
+    ]
+
+
 def positional_arguments(
     model: nn.Module, given: Any, named: Mapping[str, Any] | None = None
 ) -> tuple[Any, ...]:

@@ -63,7 +63,8 @@ def calibrate(
         loader: batches, or (batch, labels, ...) tuples, of training data, preprocessed as for
             evaluation; if the network has memorised its training images, augmented as in training.
             For a network with several arguments, a batch in such a tuple is a tuple of arguments,
-            or a dict from name to argument.
+            or a dict from name to argument; those that it needs may also come without a tuple of
+            their own: (nodes, edges, labels).
         widths: fractions or `ChannelConfig`s.
         method: `"exact"` averages over all batches, each weighted by its samples: equation 8 of
             the paper, m = (t - 1) / t for batches of one size. `"moving"` is equation 5.

@@ -12,7 +12,11 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.data import Dataset, IterableDataset
 
 from anywidth.errors import AnywidthError
-from anywidth.planning.call_arguments import arguments_by_name, positional_arguments
+from anywidth.planning.call_arguments import (
+    arguments_by_name,
+    positional_arguments,
+    required_arguments,
+)
 from anywidth.planning.parts import Example
 from anywidth.slimming.converted_part import converted_parts
 from anywidth.slimming.state import state_of
@@ -81,12 +85,23 @@ def _first_size(argument: Example) -> int | None:
 def _inputs(loader: Iterable[Any], model: nn.Module) -> Iterator[Arguments]:
     device = next(model.parameters()).device
     axes: list[int] = []
+    needed = required_arguments(model)
     for batch in loader:
         first = batch[0] if isinstance(batch, list | tuple) and len(batch) else batch
         if arguments_by_name(model, first):
             arguments = positional_arguments(model, first)
+        elif isinstance(first, list | tuple):
+            arguments = tuple(first)
         else:
-            arguments = tuple(first) if isinstance(first, list | tuple) else (first,)
+            # A loader of (nodes, edges) or (nodes, edges, labels) has what `forward` needs.
+            is_several = isinstance(batch, list | tuple) and len(batch) >= len(needed) > 1
+            arguments = tuple(batch[: len(needed)]) if is_several else (first,)
+        if len(arguments) < len(needed):
+            raise AnywidthError(
+                f"calibrate(): a batch has {len(arguments)} of the arguments that forward() of "
+                f"{type(model).__name__} needs ({', '.join(needed)}); expected a tuple or dict of "
+                "them; for other batches pass calibrate(..., forward=...)"
+            )
         if len(arguments) > 1:
             arguments = _wrapped(arguments, model)
         several = [one for one in arguments if not isinstance(one, Whole)]

@@ -203,3 +203,36 @@ def test_arguments_without_samples_are_passed_as_they_are(
     wrong = {**batch, "mask": torch.ones(5, 1)}
     with pytest.raises(aw.AnywidthError, match="samples"):
         aw.calibrate(model, [wrong], [0.5])
+
+
+class Neighbours(nn.Module):
+    """Each node adds up its neighbours; edges are pairs of nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 16), nn.BatchNorm1d(16)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.first(nodes)))
+        return self.head(x.index_add(0, edges[1], x[edges[0]]))
+
+
+def test_batches_of_a_graph_need_no_tuple_of_their_own() -> None:
+    torch.manual_seed(0)
+    nodes, edges = torch.randn(20, 6), torch.randint(20, (2, 30))
+    model = Neighbours()
+    aw.slimmable(model, None, RANGE, example_input=(nodes, edges))
+    found = []
+    for loader in (
+        [((nodes, edges), torch.zeros(20))],
+        [(nodes, edges, torch.zeros(20))],
+        [[nodes, edges]],
+    ):
+        aw.calibrate(model, loader, [0.5])
+        with aw.at_width(model, 0.5):
+            found.append(model.eval().norm.running_mean.clone())
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    with pytest.raises(aw.AnywidthError, match="edges"):
+        aw.calibrate(model, [nodes], [0.5])
