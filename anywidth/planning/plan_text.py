@@ -47,7 +47,8 @@ def held_lines(held: Sequence[HeldBack], low: float) -> list[str]:
 
 
 def _few(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:2]) + (f", … {len(names) - 2} more" if len(names) > 2 else "")
+    # What the model's own forward computes has no name.
+    return ", ".join(name or "the model itself" for name in names[:2]) + (f", … {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def remark(group: ChannelGroup) -> str:

@@ -231,6 +231,22 @@ def test_printed_plan_says_all(plan: aw.Plan) -> None:
     assert f"0.25   {aw.macs(plan, 0.25):,}" in text
 
 
+def test_a_convolution_by_a_parameter_is_named_in_the_print() -> None:
+    class Filtered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.made = nn.Conv2d(3, 8, 3)
+            self.filters = nn.Parameter(torch.randn(8, 8, 3, 3))
+            self.read = nn.Conv2d(8, 2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.read(nn.functional.conv2d(self.made(x), self.filters * 2))
+
+    text = str(aw.plan(Filtered(), torch.randn(2, 3, 8, 8)))
+    assert "the model itself" in text
+    assert ", \n" not in text.replace("  ", "\n")
+
+
 @pytest.mark.parametrize("data", [None, [], {}, {"version": 99}, {"version": 1, "groups": 3}])
 def test_damaged_json(data) -> None:
     with pytest.raises(aw.AnywidthError, match="plan"):
