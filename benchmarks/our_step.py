@@ -2,12 +2,14 @@
 
     python3 -m benchmarks.our_step
 
-It takes half a minute, because unlike `benchmarks.step` it does not time alternatives. Run it in a
-checkout of each commit, one after the other on the same machine.
+It takes a minute, because unlike `benchmarks.step` it does not time alternatives. Run it in a
+checkout of each commit, one after the other on the same machine. With `--sums` every network is
+also timed with norms that wait for residual sums, which are switched off until then.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import sys
@@ -17,6 +19,8 @@ from typing import Any
 import torch
 
 import anywidth as aw
+from anywidth.app.model_spec import load_model
+from anywidth.training.gpu import residual_sums
 from benchmarks.records import circumstances
 from benchmarks.step import sandwich_step
 
@@ -26,15 +30,17 @@ SETTINGS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
     "MobileNet v1, 32 px, total stride 8": ("mobilenet_v1", 32, 512, {"total_stride": 8}),
     "MobileNet v2, 32 px, strides 1,2,1,2,2": ("mobilenet_v2", 32, 512, {"strides": STRIDES}),
     "MobileNet v1, 224 px": ("mobilenet_v1", 224, 256, {}),
+    "MobileNet v2, 224 px": ("mobilenet_v2", 224, 256, {}),
+    "ResNet-50, 224 px": ("torchvision:resnet50", 224, 256, {}),
 }
-LOWEST = {"mobilenet_v1": 0.25, "mobilenet_v2": 0.35}
+LOWEST = {"mobilenet_v1": 0.25, "mobilenet_v2": 0.35, "torchvision:resnet50": 0.25}
 
 
 def measure(name: str, pixels: int, batch: int, options: dict[str, Any]) -> dict[str, float]:
     """The median of five times ten steps, and the peak memory."""
     torch.manual_seed(0)
     torch.cuda.reset_peak_memory_stats()
-    model = getattr(aw.models, name)(num_classes=10, **options)
+    model = load_model(name, num_classes=10, **options)
     aw.slimmable(model, example_input=torch.randn(2, 3, pixels, pixels), verified=False)
     step = sandwich_step(model)
     step.sampling = aw.Sampling("fixed", widths=(1.0, LOWEST[name], 0.475, 0.725))
@@ -57,10 +63,18 @@ def measure(name: str, pixels: int, batch: int, options: dict[str, Any]) -> dict
 
 def main() -> int:
     """Measure all settings and print JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sums", action="store_true", help="also with norms that wait for sums")
+    both = (False, True) if parser.parse_args().sums else (False,)
     if not torch.cuda.is_available():
         print("a CUDA GPU is needed", file=sys.stderr)
         return 1
-    found = {text: measure(*setting) for text, setting in SETTINGS.items()}
+    found = {}
+    for text, setting in SETTINGS.items():
+        for residual_sums.IS_USED in both:
+            found[text + ", sums" * residual_sums.IS_USED] = measure(*setting)
     print(json.dumps({**circumstances("cuda"), "steps": found}, indent=2))
     return 0
 

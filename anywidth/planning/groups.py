@@ -43,6 +43,7 @@ class Plan:
             output.
         prologues: (batch norm, activation, convolution) triples in which only the next one reads
             each output.
+        sums: batch norms whose output only a sum with a tensor of the same shape reads.
         rehearsed: whether reshapes that the graph leaves open were checked at another width.
         example: the arguments the plan was made with: for tensors, the shape and dtype.
         notes: remarks for the reader about how the plan was made.
@@ -63,6 +64,7 @@ class Plan:
     folds: list[tuple[str, str]] = field(default_factory=list)
     activations: list[tuple[str, str]] = field(default_factory=list)
     prologues: list[tuple[str, str, str]] = field(default_factory=list)
+    sums: list[str] = field(default_factory=list)
     rehearsed: bool = False
     example: list[Example] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -106,7 +106,7 @@ def check_fits(model: nn.Module, plan: Plan) -> None:
 def _check_modules(model: nn.Module, plan: Plan) -> None:
     """Layers and attributes that the plan names are there, and have the sizes that it says."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    together = [*plan.folds, *plan.activations, *plan.prologues]
+    together = [*plan.folds, *plan.activations, *plan.prologues, plan.sums]
     followers = [slot.module for slot in plan.attributes]
     for name in [*(name for names in together for name in names), *followers]:
         if name not in modules:

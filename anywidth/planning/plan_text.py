@@ -48,7 +48,9 @@ def held_lines(held: Sequence[HeldBack], low: float) -> list[str]:
 
 def _few(names: tuple[str, ...]) -> str:
     # What the model's own forward computes has no name.
-    return ", ".join(name or "the model itself" for name in names[:2]) + (f", … {len(names) - 2} more" if len(names) > 2 else "")
+    return ", ".join(name or "the model itself" for name in names[:2]) + (
+        f", … {len(names) - 2} more" if len(names) > 2 else ""
+    )
 
 
 def remark(group: ChannelGroup) -> str:

@@ -37,6 +37,7 @@ class FastPath:
         forward: replaces the forward of the layer's class.
         activation: for a norm: the activation that it includes, and that activation's module.
         read_by: for a norm: the convolution that may compute the norm.
+        is_summed: for a norm: whether a sum alone reads its output and may compute it.
         norm_after: for a convolution: the norm whose statistics it may compute.
         awaits: for a convolution: whether a norm has just been left to it.
         has_taken: for a convolution: whether it has computed the norm that was left to it.
@@ -45,6 +46,7 @@ class FastPath:
     forward: Callable[[Any, Tensor], Tensor]
     activation: tuple[str, nn.Module] | None = None
     read_by: nn.Module | None = None
+    is_summed: bool = False
     norm_after: nn.Module | None = None
     awaits: bool = False
     has_taken: bool = False

@@ -34,7 +34,7 @@ from anywidth.planning.trace.held_axes import (
     tie_attention,
     tie_recurrent,
 )
-from anywidth.planning.trace.joins import activations_and_prologues, folds
+from anywidth.planning.trace.joins import folds, joins
 from anywidth.planning.trace.nodes import nodes_of
 from anywidth.planning.trace.rehearsal import (
     followed_numbers,
@@ -123,7 +123,7 @@ def _planned(
         found, _ = _trace(exports)
     else:
         exports, found = _trace_parts(model, inputs, parts)
-    found.activations, found.prologues = activations_and_prologues(exports)
+    found.activations, found.prologues, found.sums = joins(exports)
     if names := exports.seen.hidden:
         found.notes.append(f"{', '.join(names)}, returned beside logits, may narrow")
     note_written_buffers(found, exports)

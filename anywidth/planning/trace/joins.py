@@ -41,8 +41,9 @@ def _reads_alone(call: Node) -> bool:
     return all(len(one.users) == 1 for one in call.all_input_nodes if one is not call.args[0])
 
 
-def activations_and_prologues(exports: Exports) -> tuple[Pairs, Chains]:
-    """(batch norm, activation), and triples with the convolution that alone reads the activation.
+def joins(exports: Exports) -> tuple[Pairs, Chains, list[str]]:
+    """(batch norm, activation), triples with the convolution that alone reads the activation, and
+    batch norms that only a sum reads.
 
     They are joined in training, where there may be other operations in between and other readers.
     """
@@ -52,14 +53,17 @@ def activations_and_prologues(exports: Exports) -> tuple[Pairs, Chains]:
         for norm, reader in _read_alone(graph)
         if op_name(reader.target) in ACTIVATIONS and layer_of(norm) and layer_of(reader)
     ]
-    training = exports.get(True) if pairs else None
+    summed = _sums(graph)
+    training = exports.get(True) if pairs or summed else None
     if training is None:
-        return [], []  # nothing is known, so nothing is joined
+        return [], [], []  # nothing is known, so nothing is joined
+    in_training = set(_sums(training))
     joined = {(layer_of(norm), layer_of(reader)) for norm, reader in _read_alone(training)}
     chains = set(_prologues(training))
     return (
         [pair for pair in pairs if pair in joined],
         [chain for chain in _prologues(graph) if chain in chains and chain[:2] in joined],
+        [norm for norm in summed if norm in in_training],
     )
 
 
@@ -74,6 +78,19 @@ def _norms(exported: Any) -> list[Node]:
 def _read_alone(exported: Any) -> list[tuple[Node, Node]]:
     """Batch norms that are called once, each with the only operation that reads its output."""
     return [(norm, next(iter(norm.users))) for norm in _norms(exported) if len(norm.users) == 1]
+
+
+def _sums(exported: Any) -> list[str]:
+    """Batch norms whose output only a sum reads, with another tensor of its shape."""
+    found = []
+    for norm, reader in _read_alone(exported):
+        if op_name(reader.target) not in ("add", "add_") or not layer_of(norm):
+            continue
+        shapes = [one.meta["val"].shape for one in reader.all_input_nodes]
+        is_plain = len(shapes) == len(reader.args) == 2 and shapes[0] == shapes[1]
+        if is_plain and all(one.op != "output" for one in reader.users):
+            found.append(layer_of(norm))
+    return found
 
 
 def _prologues(exported: Any) -> Chains:

@@ -25,6 +25,7 @@ from anywidth.training.gpu.fast_paths import (
     slowly,
     take,
 )
+from anywidth.training.gpu.residual_sums import can_wait, waiting
 
 _ACTIVATIONS: dict[type[nn.Module], str] = {
     nn.ReLU: "relu",
@@ -80,6 +81,8 @@ def norm_forward(self: Any, x: Tensor) -> Tensor:
         reading.awaits, reading.has_taken = True, False
         done = x.view_as(x)
         leave(done, DEFERRED, kernels.deferred_norm(x, norm, partial))
+    elif path.is_summed and can_wait(self, x):
+        return waiting(x, kernels.deferred_norm(x, norm, partial))
     else:
         done = kernels.batch_norm_act(x, norm, partial)
     if kind != "none":

@@ -45,6 +45,7 @@ _IN_MODULES = {
     "depthwise_conv2d": "depthwise",
     "depthwise_conv2d_with_statistics": "depthwise",
     "has_few_pixels": "batch_norm_small",
+    "norm_and_sum": "norm_sum",
     "stem_conv2d_with_statistics": "stem",
 }
 

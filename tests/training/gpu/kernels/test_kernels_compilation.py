@@ -15,11 +15,13 @@ from triton.runtime.jit import create_function_from_signature
 
 from anywidth.training.gpu.kernels import (
     BatchNorm,
+    DeferredNorm,
     batch_norm_backward,
     batch_norm_forward,
     batch_norm_small,
     depthwise_forward,
     depthwise_gradients,
+    norm_sum,
     stem_convolution,
 )
 from anywidth.training.gpu.kernels.compilation import KERNELS
@@ -59,6 +61,9 @@ def _launch_everything(channels: int, kernel: int, stride: int) -> None:
     z = batch_norm_forward.normalize_and_activate(x, terms, "relu")
     _, _, corrections = batch_norm_backward.parameter_gradients(x, z, terms, weight, bias, "relu")
     batch_norm_backward.input_gradient(x, z, terms, corrections, "relu")
+    deferred = DeferredNorm(weight, bias, terms, "none")
+    norm_sum.norm_and_sum(x, deferred, z, "relu")
+    norm_sum.masked_gradient(x, z, z, terms)
     done = (filters, stride, kernel // 2, terms, "relu")
     y, partial = depthwise_forward.depthwise_forward(x, *done, statistics=True)
     depthwise_gradients.depthwise_gradients(x, y, *done)

@@ -34,5 +34,6 @@ def test_every_file_of_checks_is_run():
         "check_depthwise",
         "check_engine",
         "check_layers",
+        "check_norm_sum",
         "check_stem",
     ]
