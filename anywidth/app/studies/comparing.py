@@ -105,12 +105,8 @@ class Results:
 
     def points(self, line: Line, width: float) -> list[SpectrumPoint]:
         """What every seed that has a width measured there."""
-        return [
-            point
-            for one in self.seeds(line).values()
-            for point in one.points
-            if point.width is not None and abs(point.width - width) < 1e-9
-        ]
+        spectra = self.seeds(line).values()
+        return [point for one in spectra for point in one.points if point.is_at(width)]
 
     def means(
         self, line: Line, widths: Sequence[float], metric: str | None = None
@@ -124,7 +120,10 @@ class Results:
 
     def learned_nothing(self, errors: Sequence[float]) -> bool:
         """Whether no error is better than guessing, so that their order means nothing."""
-        return self.classes is not None and min(errors) >= chance(self.classes) - NEAR_CHANCE
+        if self.classes is None:
+            return False
+        guessing = 100 * (1 - 1 / self.classes)
+        return min(errors) >= guessing - NEAR_CHANCE
 
     def noise(self, lines: Sequence[Line], widths: Sequence[float]) -> float:
         """The margin of the difference of two lines with one seed, see `margin`; 0 if not known."""
@@ -144,9 +143,8 @@ class Results:
     def paper_error(self, line: Line, widths: Sequence[float]) -> float | None:
         """The paper's mean error over some widths, if it printed all of them."""
         printed = self.paper.get(line, {})
-        if not widths or any(width not in printed for width in widths):
-            return None
-        return statistics.mean(printed[width] for width in widths)
+        is_printed = widths and printed.keys() >= set(widths)
+        return statistics.mean(printed[width] for width in widths) if is_printed else None
 
 
 class Verdict(StrEnum):
@@ -164,11 +162,6 @@ class Finding:
 
     def __str__(self) -> str:
         return f"**{self.verdict[0].upper()}{self.verdict[1:]}.** {self.text}"
-
-
-def chance(classes: int) -> float:
-    """The top-1 error of guessing, in percent."""
-    return 100 * (1 - 1 / classes)
 
 
 def margin(values: Sequence[float], noise: float = 0.0) -> float:
