@@ -30,6 +30,10 @@ class Network:
     step: float = 0.025
 
 
+MOBILENET_V1 = Network("mobilenet_v1", "MobileNet v1", (0.25, 0.5, 0.75, 1.0))
+MOBILENET_V2 = Network("mobilenet_v2", "MobileNet v2", (0.35, 0.5, 0.75, 1.0))
+
+
 @dataclass(frozen=True)
 class Training:
     """One network to train, and its changes to the recipe of the data set.
