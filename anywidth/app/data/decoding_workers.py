@@ -23,12 +23,16 @@ _ENDING_SECONDS = 2.0
 _MOST_WORKERS = 16
 
 
-def default_workers() -> int:
-    """One worker per core that this process may use, shared among the ranks of this machine."""
+def available_cores() -> int:
+    """The cores this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
-    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def default_workers() -> int:
+    """One worker per core, shared among the ranks of this machine."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # set by torchrun
-    return max(1, min(_MOST_WORKERS, cores // ranks))
+    return max(1, min(_MOST_WORKERS, available_cores() // ranks))
 
 
 def watched(loader: DataLoader[Any]) -> Iterator[Any]:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from anywidth.app.runs.run import Run
 from anywidth.app.studies.provenance import provenance
@@ -26,14 +26,8 @@ Piece = dict[str, Any]
 A killed piece has 0 steps and seconds, and is marked `killed`.
 """
 
-AnyTask = TypeVar("AnyTask", bound=TaskSettings)
 
-
-def train_piece(
-    run: Run,
-    settings: AnyTask,
-    train_run: Callable[[Run, AnyTask], bool],
-) -> bool:
+def train_piece(run: Run, settings: TaskSettings, train_run: Callable[[Run, Any], bool]) -> bool:
     """Train until the end or a signal, and record the piece; returns whether the run is done.
 
     `train_run` of a task saves a checkpoint and returns false when it is stopped.

@@ -12,12 +12,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from types import FrameType
 
 import torch
 
+from anywidth.app.data.decoding_workers import available_cores
 from anywidth.app.interrupts import handled_by, note_signal
 from anywidth.app.studies.pieces import terminated_at
 from anywidth.app.studies.trainings import Job, free_memory, work_on
@@ -57,7 +59,9 @@ def work_through(
     waiting = [job for job in jobs if job.missing()]
     for folder in dict.fromkeys(job.out for job in waiting):
         make_folder(folder)
-    reporter = _Reporter(report, len(jobs), len(waiting))
+    trainings = "1 training" if len(jobs) == 1 else f"{len(jobs)} trainings"
+    report(f"{trainings}, {len(jobs) - len(waiting)} of them done")
+    reporter = _Reporter(report, len(jobs), len(jobs) - len(waiting))
     try:
         with _stopped_by_signals(deadline):
             if parallel > 1:
@@ -69,35 +73,37 @@ def work_through(
         return False
 
 
+@dataclass
 class _Reporter:
     """Counts finished jobs and reports them."""
 
-    def __init__(self, write: Callable[[str], None], total: int, waiting: int) -> None:
-        self._write, self._total, self._done = write, total, total - waiting
-        trainings = "1 training" if total == 1 else f"{total} trainings"
-        write(f"{trainings}, {self._done} of them done")
+    write: Callable[[str], None]
+    total: int
+    done: int
 
-    def begin(self, job: Job) -> None:
-        self._write(f"{job.name}: started")
+    def begin(self, job: Job) -> float:
+        """Returns when it began, for `end`."""
+        self.write(f"{job.name}: started")
+        return time.monotonic()
 
-    def end(self, job: Job, seconds: float) -> None:
-        self._done += 1
-        self._write(f"{job.name}: done in {seconds:.0f} s, {self._done} of {self._total}")
+    def end(self, job: Job, began: float) -> None:
+        self.done += 1
+        seconds = time.monotonic() - began
+        self.write(f"{job.name}: done in {seconds:.0f} s, {self.done} of {self.total}")
 
 
 def _one_by_one(waiting: list[Job], deadline: float | None, reporter: _Reporter) -> bool:
     for job in waiting:
         if deadline is not None and time.time() >= deadline:
             return False
-        started = time.monotonic()
-        reporter.begin(job)
+        began = reporter.begin(job)
         try:
             is_done = work_on(job)
         except AnywidthError as error:
             raise _failure(job, str(error)) from error
         if not is_done:
             return False
-        reporter.end(job, time.monotonic() - started)
+        reporter.end(job, began)
         free_memory()
     return True
 
@@ -123,16 +129,14 @@ def _without_working_folder() -> Iterator[None]:
 
     A new Python would look for its modules there first.
     """
-    name = "PYTHONSAFEPATH"
-    before = os.environ.get(name)
-    os.environ[name] = before or "1"
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = before or "1"
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        del os.environ["PYTHONSAFEPATH"]
+        if before is not None:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _in_processes(waiting: list[Job], parallel: int, reporter: _Reporter) -> bool:
@@ -145,19 +149,23 @@ def _in_processes(waiting: list[Job], parallel: int, reporter: _Reporter) -> boo
                 job = waiting.pop(0)
                 answer, question = context.Pipe(duplex=False)
                 process = context.Process(target=_work_alone, args=(job, threads, question))
-                running[answer] = (job, process, time.monotonic())
+                running[answer] = (job, process, reporter.begin(job))
                 process.start()
                 question.close()
-                reporter.begin(job)
             for ready in multiprocessing.connection.wait(list(running)):
                 assert isinstance(ready, Connection)
-                job, process, started = running.pop(ready)
-                state, text = _answer(ready, process)
+                job, process, began = running.pop(ready)
+                try:
+                    state, text = ready.recv()
+                    process.join()
+                except EOFError:
+                    process.join()
+                    state, text = FAILED, f"its process ended with code {process.exitcode}"
                 if state == FAILED:
                     raise _failure(job, text)
                 if state == STOPPED:
                     raise Stopped
-                reporter.end(job, time.monotonic() - started)
+                reporter.end(job, began)
         return True
     finally:
         processes = [process for _, process, _ in running.values() if process.pid is not None]
@@ -165,22 +173,6 @@ def _in_processes(waiting: list[Job], parallel: int, reporter: _Reporter) -> boo
             process.terminate()
         for process in processes:
             process.join()
-
-
-def available_cores() -> int:
-    """The cores this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-
-
-def _answer(ready: Connection, process: SpawnProcess) -> tuple[str, str]:
-    try:
-        state, text = ready.recv()
-    except EOFError:
-        process.join()
-        state, text = FAILED, f"its process ended with code {process.exitcode}"
-    process.join()
-    return state, text
 
 
 def _work_alone(job: Job, threads: int, answer: Connection) -> None:

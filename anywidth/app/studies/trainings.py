@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,12 @@ def work_on(job: Job) -> bool:
     if not train_piece(run, job.settings, job.task.train):
         return False
     free_memory()
-    _check_weights(run, missing)
+    if not (run.folder / "model.safetensors").exists():
+        raise AnywidthError(
+            f"{run.folder} was trained, but its network was deleted, so "
+            f"{', '.join(m.name for m in missing)} cannot be measured; remove the folder to train "
+            "it again"
+        )
     device = local_device(job.settings.device)
     trained = job.task.open(job.folder, job.settings.device, True, job.settings)
     (job.folder / "measurements").mkdir(exist_ok=True)
@@ -183,12 +188,3 @@ def read_class_count(job: Job) -> int | None:
 
 def _file(folder: Path, measurement: Measurement) -> Path:
     return folder / "measurements" / f"{measurement.name}.json"
-
-
-def _check_weights(run: Run, missing: Iterable[Measurement]) -> None:
-    if not (run.folder / "model.safetensors").exists():
-        raise AnywidthError(
-            f"{run.folder} was trained, but its network was deleted, so "
-            f"{', '.join(m.name for m in missing)} cannot be measured; remove the folder to train "
-            "it again"
-        )
