@@ -150,9 +150,19 @@ class Run:
 
     def read_settings(self, kind: type[SettingsType]) -> SettingsType:
         """The settings in config.json; errors name the file."""
-        with errors_about(self.folder / "config.json"):
+        path = self.folder / "config.json"
+        with errors_about(path):
             found = from_json(kind, self.settings_data)
-        self._check_settings()
+        # If they were edited after training, answers would be of another network.
+        trained = self._read_finished()["settings"] if self.finished else None
+        for name, value in (trained or {}).items():
+            is_free = name in _CIRCUMSTANCES or name.endswith("_dir")
+            now = self.settings_data.get(name, value)
+            if not is_free and now != value:
+                raise AnywidthError(
+                    f"{path}: {name} is {now!r}, but the run was trained with {value!r}; put that "
+                    "back, or train a new run"
+                )
         return found
 
     @classmethod
@@ -237,14 +247,13 @@ class Run:
         The run counts as unfinished until the last of them is on the disk.
         """
         self._check_writing()
-        checksum = checksum_of(state)
+        facts = {"state": state, "sha256": checksum_of(state), "settings": self.settings_data}
         finished = self.folder / _FINISHED
         if finished.exists():
             finished.unlink()
             sync_folder(self.folder)
         for part, values in tensors.items():
             save_tensors(self.folder / part_file(part), values, (metadata or {}).get(part))
-        facts = {"state": state, "sha256": checksum, "settings": self.settings_data}
         write_json(finished, {"version": LAYOUT_VERSION, **facts})
 
     def save_statistics(
@@ -298,9 +307,9 @@ class Run:
         """The `state_dict` of the finished network, or of the newest checkpoint."""
         found = self.load_part("model")[0]
         if self.finished and (self.folder / part_file("statistics")).is_file():
-            for name, tensor in self.load_part("statistics")[0].items():
-                if name.startswith(_FULL_WIDTH) and name.removeprefix(_FULL_WIDTH) in found:
-                    found[name.removeprefix(_FULL_WIDTH)] = tensor
+            statistics = self.load_part("statistics")[0]
+            changed = {name: statistics.get(_FULL_WIDTH + name) for name in found}
+            found |= {name: tensor for name, tensor in changed.items() if tensor is not None}
         return found
 
     def state(self) -> dict[str, Any]:
@@ -318,18 +327,6 @@ class Run:
         data = _read_own(path)
         with errors_about(path, MEND):
             return _FINISHED_FIELDS(data, "")
-
-    def _check_settings(self) -> None:
-        """Refuse settings that were edited after training: answers would be of another network."""
-        trained = self._read_finished()["settings"] if self.finished else None
-        for name, value in (trained or {}).items():
-            is_free = name in _CIRCUMSTANCES or name.endswith("_dir")
-            now = self.settings_data.get(name, value)
-            if not is_free and now != value:
-                raise AnywidthError(
-                    f"{self.folder / 'config.json'}: {name} is {now!r}, but the run was trained "
-                    f"with {value!r}; put that back, or train a new run"
-                )
 
     def read_state(self, fields: Mapping[str, Reader[Any]]) -> dict[str, Any]:
         """Fields of the state, read by a schema; the error names the file."""
