@@ -3,6 +3,7 @@
 import logging
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,7 @@ class FolderLoader(ImageLoader):
         return copied
 
 
+@dataclass(eq=False)
 class _Requests(Sampler[Request]):
     """This rank's parts of each step's batch, for the current epoch and start.
 
@@ -213,15 +215,12 @@ class _Requests(Sampler[Request]):
     loader holds is not overwritten.
     """
 
-    def __init__(
-        self, order: BatchOrder, positions: Tensor | None, images: int, slots: int
-    ) -> None:
-        self.order = order
-        self.positions = positions
-        self.images = images
-        self.slots = slots
-        self.epoch = 0
-        self.start = 0
+    order: BatchOrder
+    positions: Tensor | None
+    images: int
+    slots: int
+    epoch: int = 0
+    start: int = 0
 
     def __len__(self) -> int:
         return sum(len(self.parts(step)) for step in range(self.start, len(self.order)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -21,38 +22,17 @@ from anywidth.errors import AnywidthError
 from anywidth.files import write_atomically, write_json
 from anywidth.measuring.spectra import Spectrum
 
-# The fields of a recipe that a page shows, and their names there.
+# What a page says of a recipe, with the names of its fields.
 _RECIPE = {
-    "classification": {
-        "epochs": "epochs",
-        "batch_size": "batches of",
-        "learning_rate": "learning rate",
-        "head_rate": "share of it for the last layer",
-        "warmup_epochs": "warm-up epochs",
-        "weight_decay": "weight decay",
-        "label_smoothing": "label smoothing",
-        "cutout": "cutout in px",
-    },
-    "super_resolution": {
-        "channels": "channels",
-        "blocks": "blocks",
-        "epochs": "epochs",
-        "steps_per_epoch": "steps per epoch",
-        "batch_size": "batches of",
-        "patch": "patches of px",
-        "learning_rate": "learning rate",
-        "warmup_steps": "warm-up steps",
-    },
-    "reinforcement": {
-        "steps": "agent steps",
-        "environments": "games at once",
-        "rollout": "steps per roll-out",
-        "epochs": "passes over it",
-        "batch_size": "batches of",
-        "learning_rate": "learning rate",
-        "entropy_weight": "entropy weight",
-        "evaluation_games": "final games",
-    },
+    "classification": "epochs {epochs}, batches of {batch_size}, learning rate {learning_rate}, "
+    "share of it for the last layer {head_rate}, warm-up epochs {warmup_epochs}, weight decay "
+    "{weight_decay}, label smoothing {label_smoothing}, cutout in px {cutout}",
+    "super_resolution": "channels {channels}, blocks {blocks}, epochs {epochs}, steps per epoch "
+    "{steps_per_epoch}, batches of {batch_size}, patches of px {patch}, learning rate "
+    "{learning_rate}, warm-up steps {warmup_steps}",
+    "reinforcement": "agent steps {steps}, games at once {environments}, steps per roll-out "
+    "{rollout}, passes over it {epochs}, batches of {batch_size}, learning rate {learning_rate}, "
+    "entropy weight {entropy_weight}, final games {evaluation_games}",
 }
 
 
@@ -82,12 +62,12 @@ def facts_of(study: Study, jobs: Sequence[Job], seeds: int, command: str) -> dic
     """How the numbers were made, from the records of the trainings."""
     pieces = [piece for job in jobs for piece in read_pieces(job.folder)]
     minutes = sum(piece["seconds"] for piece in pieces) / 60
-    shown = _RECIPE[study.task.name].items()
+    names = [field.name for field in dataclasses.fields(jobs[0].settings)]
+    recipe = _RECIPE[study.task.name].format_map({name: _of_each(jobs, name) for name in names})
     return {
         "command": f"`{command}`",
         **_data(jobs),
-        "recipe": ", ".join(f"{words} {_of_each(jobs, name)}" for name, words in shown)
-        + ", the same for all of a network",
+        "recipe": f"{recipe}, the same for all of a network",
         **_random_widths(jobs),
         "seeds": str(seeds),
         **_statistics(study, jobs),
