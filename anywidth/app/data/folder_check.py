@@ -41,12 +41,8 @@ def check_images(
     For some seconds, files are decoded. Those left must open as an image and end as their format
     does, so that the check of a large set takes a fraction of an epoch; damage in the middle of
     these is found when training reads them. Files that passed are remembered by their sizes and
-    times, in the user's cache folder: the next check only compares these.
-
-    Args:
-        loaders: for training and for validation.
-        skip_corrupt: name damaged files in a warning, not in an error.
-        remember: write the result into the cache.
+    times, if `remember`, in the user's cache folder: the next check only compares these. With
+    `skip_corrupt`, damaged files are named in a warning, not in an error.
     """
     paths = sorted({path for loader in loaders for path in loader.paths()})
     if not paths:

@@ -56,19 +56,12 @@ _STEP = re.compile(r"step-(\d+)(?:\.(\d+))?")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state after `step` training steps.
-
-    Args:
-        step: number of training steps done.
-        tensors: part ("model", "optimizer", ...) → name → tensor, on the CPU.
-        metadata: part → text saved with it.
-        state: counters and other JSON data.
-    """
+    """The state after `step` training steps; its parts are "model", "optimizer" and so on."""
 
     step: int
-    tensors: dict[str, dict[str, Tensor]]
-    metadata: dict[str, dict[str, str]]
-    state: dict[str, Any]
+    tensors: dict[str, dict[str, Tensor]]  # of each part, by name, on the CPU
+    metadata: dict[str, dict[str, str]]  # text saved with each part
+    state: dict[str, Any]  # counters and other JSON data
 
 
 class Checkpoints:

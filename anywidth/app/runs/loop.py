@@ -51,29 +51,22 @@ class EpochLoader(Protocol):
 class Training:
     """The inputs of the loop, made by a task.
 
-    Args:
-        run: the run for checkpoints and metrics; opened for writing on rank 0.
-        step: the training step, with its model and optimizer.
-        loader: the training data.
-        epochs: number of passes over the data.
-        learning_rate: step number → learning rate.
-        measure: returns values to log, on the device; they are read every `log_every` steps.
-        validate: returns values to log after every `validate_every` epochs.
-        counts_images: show images per second instead of steps.
+    `measure` returns values to log, on the device; they are read every `log_every` steps.
+    `validate` returns values to log after every `validate_every` epochs.
     """
 
-    run: Run
+    run: Run  # opened for writing on rank 0
     step: SandwichStep
     loader: EpochLoader
     epochs: int
-    learning_rate: Callable[[int], float]
+    learning_rate: Callable[[int], float]  # by step
     measure: Callable[[StepResult, Any], dict[str, Tensor]]
     validate: Callable[[], dict[str, float]]
     validate_every: int = 1
     log_every: int = 20
     checkpoint_every: int = 200
     description: str = "training"
-    counts_images: bool = True
+    counts_images: bool = True  # shows images per second instead of steps
 
     @property
     def total_steps(self) -> int:

@@ -35,11 +35,7 @@ class MetricsLog:
             log.append(step, {"loss/1.0": 2.3, "loss/0.25": 2.5})
 
     A row is written as soon as it is appended, so a kill costs at most a part of the last line,
-    which is dropped when the file is opened again. A new name becomes a new column.
-
-    Args:
-        path: the CSV file; an existing file is continued.
-        tensorboard: a folder for TensorBoard events; None for no events.
+    which is dropped when the file is opened again and continued. A new name becomes a new column.
     """
 
     def __init__(self, path: Path, tensorboard: Path | None = None) -> None:

@@ -38,19 +38,12 @@ Line = tuple[str, str]
 
 @dataclass(frozen=True)
 class Words:
-    """How differences in a metric are put into words.
-
-    Args:
-        noun: the metric.
-        unit: of a difference, with a space before it.
-        decimals: of a difference.
-        noise: where the uncertainty of one seed comes from.
-    """
+    """How differences in a metric are put into words."""
 
     noun: str
-    unit: str
+    unit: str  # with a space before it
     decimals: int
-    noise: str
+    noise: str  # where the uncertainty of one seed comes from
 
 
 ERROR = Words("error", " points", 2, "by the number of test images")
@@ -65,16 +58,12 @@ _WORDS = {
 class Results:
     """The measurements of a study, and the paper's numbers for the same settings.
 
-    Args:
-        spectra: line → seed → spectrum.
-        paper: line → width → top-1 error, for the lines that the paper has numbers for.
-        classes: the number of classes, if known.
-        test_images: the number of images the errors were measured with, if known.
-        described: name of a metric → how it is shown; the first is compared.
+    `described` is how each metric is shown; the first is compared. The numbers of classes and of
+    images that errors were measured with are None if not known.
     """
 
-    spectra: Mapping[Line, Mapping[int, Spectrum]]
-    paper: Mapping[Line, Mapping[float, float]]
+    spectra: Mapping[Line, Mapping[int, Spectrum]]  # by seed
+    paper: Mapping[Line, Mapping[float, float]]  # top-1 errors by width, where it has them
     classes: int | None = None
     test_images: int | None = None
     described: Mapping[str, Metric] = field(default_factory=lambda: TrainedClassifier.metrics)
@@ -197,13 +186,8 @@ def compare(
 ) -> Finding:
     """Compare the metric of two settings of a network, in the mean over some widths.
 
-    Args:
-        claim: the paper's finding, in words.
-        one, other: the labels of the settings.
-        limit: the claim holds if the first exceeds the second by at most this.
-        at_least: the claim holds if it exceeds it by at least `limit` instead.
-        noise: the margin with one seed, see `Results.noise`; 0 if both measure the same trained
-            network.
+    The claim holds if the first exceeds the second by at most `limit`, or if `at_least`, by at
+    least that. `noise` is the margin with one seed; 0 if both measure the same trained network.
     """
     lines = (network, one), (network, other)
     ours, theirs = (results.means(line, widths) for line in lines)

@@ -47,12 +47,9 @@ def work_through(
 
     Finished trainings are kept; others continue from their last checkpoint the next time.
 
-    Args:
-        jobs: the jobs, in order.
-        parallel: number of jobs at once; if more than one, each has its own process, an even share
-            of the CPU cores, and a file in `logs/` for its output.
-        deadline: `time.time()` at which to stop.
-        report: called with one line when a job starts or ends.
+    If several jobs run at once, each has its own process, an even share of the CPU cores, and a
+    file in `logs/` for its output. `deadline` is the `time.time()` at which to stop; `report` gets
+    a line when a job starts or ends.
     """
     for job in jobs:
         job.settings.check()
