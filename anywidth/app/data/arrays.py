@@ -177,14 +177,11 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
 
 def _decompress(path: Path) -> bytearray:
     raw = read_bytes(path)
+    decompress = {".gz": gzip.decompress, ".xz": lzma.decompress}.get(path.suffix, bytes)
     try:
-        if path.suffix == ".gz":
-            return bytearray(gzip.decompress(raw))
-        if path.suffix == ".xz":
-            return bytearray(lzma.decompress(raw))
+        return bytearray(decompress(raw))
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         raise AnywidthError(
             f"{path} ({len(raw)} bytes) does not decompress ({error}): expected a complete "
             f"{path.suffix} file; download it again"
         ) from error
-    return bytearray(raw)

@@ -54,10 +54,8 @@ class ClassificationData:
     input_shape: tuple[int, int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    images: tuple[int, int]
-    """The numbers of training and validation images, before a limit or a split."""
-    digests: tuple[str, str]
-    """The digests of both sets of images."""
+    image_facts: dict[str, object]
+    """The numbers of training and validation images, before a limit or a split, and digests."""
     judging: ImageLoader
     """The images that a search judges by: those kept out of training, if there are any."""
     is_held_out: bool
@@ -75,10 +73,7 @@ class ClassificationData:
 
     def facts(self) -> dict[str, object]:
         """How a run recognises the data that it was trained with."""
-        names = "training images", "validation images"
-        counts = dict(zip(names, self.images, strict=True))
-        digests = dict(zip((f"digest of {name}" for name in names), self.digests, strict=True))
-        return {"classes": list(self.classes), **counts, **digests}
+        return {"classes": list(self.classes), **self.image_facts}
 
 
 def load_classification(
@@ -136,6 +131,7 @@ def load_classification(
         world_size=world_size,
     )
     plain = train.subset(train.samples, seed, batch_size=evaluation_batch_size)
+    sets = {"training images": source.train, "validation images": source.validation}
     return ClassificationData(
         train=train,
         validation=evaluated(
@@ -146,8 +142,8 @@ def load_classification(
         input_shape=source.input_shape,
         mean=mean,
         std=std,
-        images=(len(source.train), len(source.validation)),
-        digests=(source.train.digest(), source.validation.digest()),
+        image_facts={name: len(images) for name, images in sets.items()}
+        | {f"digest of {name}": images.digest() for name, images in sets.items()},
         judging=plain if judged is None else evaluated(source.train, positions=judged),
         is_held_out=judged is not None,
     )

@@ -21,7 +21,6 @@ import torch
 
 from anywidth.app.data.decoding_workers import available_cores
 from anywidth.app.interrupts import handled_by, note_signal
-from anywidth.app.studies.pieces import terminated_at
 from anywidth.app.studies.trainings import Job, free_memory, work_on
 from anywidth.errors import AnywidthError
 from anywidth.files import make_folder
@@ -115,6 +114,22 @@ def _stopped_by_signals(deadline: float | None) -> Iterator[None]:
 
     with handled_by(handle), terminated_at(deadline):
         yield
+
+
+@contextlib.contextmanager
+def terminated_at(deadline: float | None) -> Iterator[None]:
+    """Send SIGTERM to this process at the deadline, which stops the training loop."""
+    if deadline is None:
+        yield
+        return
+    wait = max(0.0, deadline - time.time())
+    alarm = threading.Timer(wait, os.kill, (os.getpid(), signal.SIGTERM))
+    alarm.daemon = True
+    alarm.start()
+    try:
+        yield
+    finally:
+        alarm.cancel()
 
 
 # ---- several at once -----------------------------------------------------------------------------

@@ -13,10 +13,9 @@ from anywidth.app.showing.spectrum_tables import format_metric
 from anywidth.app.studies.comparing import Finding
 from anywidth.app.studies.figures import draw_curves, study_figure
 from anywidth.app.studies.measuring import samples_of
-from anywidth.app.studies.pieces import read_pieces
 from anywidth.app.studies.study_parts import Measurement, Study
 from anywidth.app.studies.tables import collect, to_csv, to_markdown
-from anywidth.app.studies.trainings import Job, read_class_count, read_fact
+from anywidth.app.studies.trainings import Job, read_class_count, read_fact, read_pieces
 from anywidth.app.tasks.classification.task import ClassificationSettings
 from anywidth.errors import AnywidthError
 from anywidth.files import write_atomically, write_json

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from anywidth.app.runs.folder_lock import lock_folder
 from anywidth.app.runs.run import Run
 from anywidth.app.runs.settings import to_json
 from anywidth.app.studies.measuring import circumstances, measure
-from anywidth.app.studies.pieces import train_piece
 from anywidth.app.studies.provenance import provenance
 from anywidth.app.studies.study_parts import Measurement, Study, Training
 from anywidth.app.tasks.registry import Task, task_named
@@ -34,6 +34,13 @@ from anywidth.files import make_folder, read_json, remove, write_json
 from anywidth.measuring.spectra import Metric, Spectrum
 
 _VERSION = 1
+_PIECES = "pieces.json"
+
+Piece = dict[str, Any]
+"""Steps, seconds (including loading, capturing and validating), provenance.
+
+A killed piece has 0 steps and seconds, and is marked `killed`.
+"""
 
 
 @dataclass(frozen=True)
@@ -146,6 +153,48 @@ def work_on(job: Job) -> bool:
     if checkpoints.is_dir():
         remove(checkpoints)  # twice the size of the finished network, and no longer needed
     return True
+
+
+def train_piece(run: Run, settings: TaskSettings, train_run: Callable[[Run, Any], bool]) -> bool:
+    """Train until the end or a signal, and record the piece; returns whether the run is done.
+
+    `train_run` of a task saves a checkpoint and returns false when it is stopped.
+    """
+    if run.finished:
+        return True
+    begun = run.load_checkpoint()
+    before, made_by = read_pieces(run.folder), provenance(local_device(settings.device))
+    killed = {"steps": 0, "seconds": 0.0, "killed": True, **made_by}
+    write_json(run.folder / _PIECES, {"pieces": [*before, killed]})  # stays if this is killed
+    started = time.monotonic()
+    is_done = train_run(run, settings)
+    seconds = time.monotonic() - started
+    ended = run.load_checkpoint()
+    steps = (ended.step if ended else 0) - (begun.step if begun else 0)
+    piece = {"steps": steps, "seconds": round(seconds, 1), **made_by}
+    write_json(run.folder / _PIECES, {"pieces": [*before, piece]})
+    return is_done
+
+
+def read_pieces(folder: Path) -> list[Piece]:
+    """The pieces of a run: steps, seconds, versions and device."""
+    path = folder / _PIECES
+    if not path.exists():
+        return []
+    cure = f"remove the file, or {folder} to train again"
+    try:
+        pieces = read_json(path).get("pieces")
+    except AnywidthError as error:
+        raise AnywidthError(f"{error}; {cure}") from error
+    if not isinstance(pieces, list) or not all(map(_is_piece, pieces)):
+        raise AnywidthError(f"{path}: damaged, it has no steps and seconds; {cure}")
+    return pieces
+
+
+def _is_piece(found: object) -> bool:
+    return isinstance(found, dict) and all(
+        isinstance(found.get(name), int | float) for name in ("steps", "seconds")
+    )
 
 
 def free_memory() -> None:
