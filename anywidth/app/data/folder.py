@@ -14,19 +14,8 @@ from torch.utils.data import DataLoader, Sampler
 
 from anywidth.app.data import decoding_workers
 from anywidth.app.data.augment import normalize
-from anywidth.app.data.folder_augment import (
-    COLOURS,
-    FolderAugmentation,
-    augment,
-    colour_changes,
-)
-from anywidth.app.data.folder_images import (
-    Decoded,
-    FolderImages,
-    Request,
-    Slots,
-    images_per_part,
-)
+from anywidth.app.data.folder_augment import COLOURS, augment, colour_changes
+from anywidth.app.data.folder_images import Decoded, FolderImages, Request, Slots, images_per_part
 from anywidth.app.data.image_files import ImageFiles
 from anywidth.app.data.order import BatchOrder, ImageLoader
 from anywidth.errors import AnywidthError, few_of
@@ -61,16 +50,13 @@ class FolderLoader(ImageLoader):
         *,
         size: int = 224,
         resize: int = 256,
-        augmentation: FolderAugmentation | None = None,
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
-        device: torch.device | str = "cpu",
         workers: int = 4,
         skip_corrupt: bool = False,
-        positions: Tensor | None = None,
-        **order: Any,
+        **options: Any,
     ) -> None:
-        """Augmentation replaces resize and crop; ``positions``, ``order`` as in ImageLoader."""
+        """A FolderAugmentation replaces resize and crop; other options are those of ImageLoader."""
         if not 1 <= size <= resize:
             raise AnywidthError(
                 f"size={size}, resize={resize}: expected 1 <= size <= resize: a square of size "
@@ -80,7 +66,7 @@ class FolderLoader(ImageLoader):
         self.size, self.resize = size, resize
         self.workers = workers
         self.skip_corrupt = skip_corrupt
-        super().__init__(len(files), mean, std, augmentation, device, positions, **order)
+        super().__init__(len(files), mean, std, **options)
 
     def _prepare(self) -> None:
         self.corrupt: dict[str, str] = {}
@@ -97,12 +83,7 @@ class FolderLoader(ImageLoader):
         """The workers and the memory they share, made when they are first needed."""
         slots = Slots(self._requests.slots, self.size, is_shared=self.workers > 0)
         images = FolderImages(
-            self.files,
-            slots,
-            size=self.size,
-            resize=self.resize,
-            augmentation=self.augmentation,
-            seed=self.order.seed,
+            self.files, slots, self.size, self.resize, self.augmentation, self.order.seed
         )
         decoded: DataLoader[Decoded] = DataLoader(
             images,

@@ -31,16 +31,7 @@ from anywidth.files import (
     write_atomically,
     write_json,
 )
-from anywidth.json_values import (
-    anything,
-    checksum_of,
-    listed,
-    mapped,
-    record,
-    refuse,
-    text,
-    whole,
-)
+from anywidth.json_values import anything, checksum_of, listed, mapped, record, refuse, text, whole
 
 Tensors = Mapping[str, Tensor]
 Metadata = Mapping[str, str]

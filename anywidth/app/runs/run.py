@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import anywidth.json_values as values
 from anywidth.app.own_command import own_command
 from anywidth.app.runs.checkpoints import (
     LAYOUT_VERSION,
@@ -46,16 +47,6 @@ from anywidth.files import (
     write_json,
     write_together,
 )
-from anywidth.json_values import (
-    Reader,
-    anything,
-    checksum_of,
-    mapped,
-    optional,
-    record,
-    text,
-    whole,
-)
 
 MEND = "restore it from a copy, or train again with another --out"
 """The fix for a damaged file of a run."""
@@ -66,12 +57,12 @@ _RESULTS = (
     *("model.safetensors", "statistics.safetensors"),
     *("spectrum.json", "spectrum.csv", "report.html", "metrics.csv"),
 )
-_FINISHED_FIELDS = record(
+_FINISHED_FIELDS = values.record(
     {
-        "version": whole(LAYOUT_VERSION, LAYOUT_VERSION),
-        "state": mapped(anything),
-        "sha256": optional(text),
-        "settings": optional(mapped(anything)),
+        "version": values.whole(LAYOUT_VERSION, LAYOUT_VERSION),
+        "state": values.mapped(values.anything),
+        "sha256": values.optional(values.text),
+        "settings": values.optional(values.mapped(values.anything)),
     },
     {"sha256": None, "settings": None},  # runs of older versions lack them
 )
@@ -188,12 +179,9 @@ class Run:
             write_json(path, facts)
 
     def check_data(self, facts: Mapping[str, Any], known: Mapping[str, Any] | None = None) -> None:
-        """Refuse data that this run was not trained with.
+        """Refuse data that this run was not trained with, by facts such as its classes.
 
-        Args:
-            facts: of the data that was loaded, such as its classes.
-            known: facts of the run's own data, if they are known from elsewhere; runs of older
-                versions have no record.
+        `known` are facts of the run's own data: runs of older versions have no record.
         """
         path = self.folder / _DATA
         recorded = _read_own(path) if path.exists() else {}
@@ -247,13 +235,17 @@ class Run:
         The run counts as unfinished until the last of them is on the disk.
         """
         self._check_writing()
-        facts = {"state": state, "sha256": checksum_of(state), "settings": self.settings_data}
+        facts = {
+            "state": state,
+            "sha256": values.checksum_of(state),
+            "settings": self.settings_data,
+        }
         finished = self.folder / _FINISHED
         if finished.exists():
             finished.unlink()
             sync_folder(self.folder)
-        for part, values in tensors.items():
-            save_tensors(self.folder / part_file(part), values, (metadata or {}).get(part))
+        for part, found in tensors.items():
+            save_tensors(self.folder / part_file(part), found, (metadata or {}).get(part))
         write_json(finished, {"version": LAYOUT_VERSION, **facts})
 
     def save_statistics(
@@ -317,7 +309,7 @@ class Run:
         if not self.finished:
             return self._newest().state
         found, path = self._read_finished(), self.folder / _FINISHED
-        if found["sha256"] not in (None, checksum_of(found["state"])):
+        if found["sha256"] not in (None, values.checksum_of(found["state"])):
             raise AnywidthError(f"{path}: its content does not match its checksum; {MEND}")
         state: dict[str, Any] = found["state"]
         return state
@@ -328,11 +320,13 @@ class Run:
         with errors_about(path, MEND):
             return _FINISHED_FIELDS(data, "")
 
-    def read_state(self, fields: Mapping[str, Reader[Any]]) -> dict[str, Any]:
+    def read_state(self, fields: Mapping[str, values.Reader[Any]]) -> dict[str, Any]:
         """Fields of the state, read by a schema; the error names the file."""
         state = self.state()
         with errors_about(self.folder / _FINISHED, MEND):
-            return record(fields)({name: state[name] for name in fields if name in state}, "state")
+            return values.record(fields)(
+                {name: state[name] for name in fields if name in state}, "state"
+            )
 
     def _load_final(self, path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         """A file of the finished network; if it is damaged, the error names the fix."""

@@ -73,10 +73,6 @@ class Results:
         """The metric that is compared."""
         return next(iter(self.described))
 
-    @property
-    def words(self) -> Words:
-        return _WORDS[self.metric]
-
     def describe(self, metric: str) -> Metric:
         """How a metric is shown, also one of a single picture set."""
         return Spectrum("", (), described=self.described).describe(metric)
@@ -203,7 +199,7 @@ def compare(
     paper = None
     if printed[0] is not None and printed[1] is not None:
         paper = printed[0] - printed[1]
-    words = results.words
+    words = _WORDS[results.metric]
     text = f"{claim}: the {words.noun} of {one} is {spell(differences, words)} that of {other}"
     where = f"{spell_widths(widths)} ({spell_margin(differences, paper, noise, words)})"
     return Finding(verdict, f"{text}, {where}{remark}.")

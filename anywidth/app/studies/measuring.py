@@ -113,13 +113,14 @@ def _widths(
         return {"spectrum": uniform}
     # No stage may be narrower than in training.
     lowest = round(STAGE_STEP * -(-settings.low // (NARROWING * STAGE_STEP)), 6)
-    is_possible = lowest <= settings.high
-    globally = spectrum_widths(lowest, settings.high, STAGE_STEP) if is_possible else []
+    high = settings.high
+    globally = spectrum_widths(lowest, high, STAGE_STEP) if lowest <= high else []
     plan = plan_of(trained.model)
-    parts: dict[str, dict[float, Width]] = {"uniform": uniform}
-    for number, groups in enumerate(stage_groups(plan), start=1):
-        parts[f"stage {number}"] = {w: _narrowed(plan, groups, w) for w in globally}
-    return parts
+    stages: dict[str, dict[float, Width]] = {
+        f"stage {number}": {width: _narrowed(plan, groups, width) for width in globally}
+        for number, groups in enumerate(stage_groups(plan), start=1)
+    }
+    return {"uniform": uniform, **stages}
 
 
 def _searched(trained: Trained) -> dict[str, dict[float, Width]]:

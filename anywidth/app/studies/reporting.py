@@ -61,6 +61,8 @@ def facts_of(study: Study, jobs: Sequence[Job], seeds: int, command: str) -> dic
     """How the numbers were made, from the records of the trainings."""
     pieces = [piece for job in jobs for piece in read_pieces(job.folder)]
     minutes = sum(piece["seconds"] for piece in pieces) / 60
+    killed = sum(bool(piece.get("killed")) for piece in pieces)
+    without = f", without {killed} piece{'s' * (killed > 1)} that ended in a kill" if killed else ""
     names = [field.name for field in dataclasses.fields(jobs[0].settings)]
     recipe = _RECIPE[study.task.name].format_map({name: _of_each(jobs, name) for name in names})
     return {
@@ -71,8 +73,7 @@ def facts_of(study: Study, jobs: Sequence[Job], seeds: int, command: str) -> dic
         "seeds": str(seeds),
         **_statistics(study, jobs),
         **_bicubic(jobs),
-        "trainings": f"{len(jobs)}, in {minutes:.1f} minutes of one process in all"
-        + _killed(pieces),
+        "trainings": f"{len(jobs)}, in {minutes:.1f} minutes of one process in all{without}",
         "commit": _distinct(pieces, "commit"),
         "versions": ", ".join(
             f"{name} {_distinct(pieces, name)}" for name in ("anywidth", "torch", "python")
@@ -115,13 +116,6 @@ def _bicubic(jobs: Sequence[Job]) -> dict[str, str]:
     return {"bicubic upscaling": ", ".join(shown)}
 
 
-def _killed(pieces: Sequence[dict[str, Any]]) -> str:
-    count = sum(bool(piece.get("killed")) for piece in pieces)
-    if not count:
-        return ""
-    return f", without {count} piece{'s' * (count > 1)} that ended in a kill"
-
-
 def _measured_elsewhere(jobs: Sequence[Job], pieces: Sequence[dict[str, Any]]) -> str:
     trained = {piece.get("device") for piece in pieces}
     devices = [read_fact(job, one, "device") for job in jobs for one in job.measurements]
@@ -132,12 +126,11 @@ def _measured_elsewhere(jobs: Sequence[Job], pieces: Sequence[dict[str, Any]]) -
 def _statistics(study: Study, jobs: Sequence[Job]) -> dict[str, str]:
     """The images that batch norm was calibrated with; row by row if they differ."""
     by_training = {job.training: job for job in jobs}
-    averages = {}
-    for setting in study.settings:
-        if setting.measurement.statistics in ("exact", "moving"):
-            job = by_training[setting.trainings[0]]
-            assert isinstance(job.settings, ClassificationSettings)
-            averages[setting.label] = _average(job, job.settings, setting.measurement)
+    averages = {
+        setting.label: _average(by_training[setting.trainings[0]], setting.measurement)
+        for setting in study.settings
+        if setting.measurement.statistics in ("exact", "moving")
+    }
     if not averages:
         return {}
     text = "; ".join(f"*{label}*: {average}" for label, average in averages.items())
@@ -147,9 +140,10 @@ def _statistics(study: Study, jobs: Sequence[Job]) -> dict[str, str]:
     return {"statistics": text + (", augmented as in training" if augmented else "")}
 
 
-def _average(job: Job, settings: ClassificationSettings, measurement: Measurement) -> str:
+def _average(job: Job, measurement: Measurement) -> str:
     """In words, with the number of images that were available."""
-    wanted, limit = samples_of(settings, measurement), settings.limit
+    assert isinstance(job.settings, ClassificationSettings)
+    wanted, limit = samples_of(job.settings, measurement), job.settings.limit
     used = read_fact(job, measurement, "images")
     if used is None:  # a measurement of an older version
         used = min((n for n in (wanted, limit) if n is not None), default=None)

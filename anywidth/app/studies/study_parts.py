@@ -134,9 +134,6 @@ class Study:
         """Fields of the recipe that some of its trainings change."""
         return {name for one in self.trainings for name, _ in one.changes}
 
-    def columns(self, network: Network) -> tuple[float, ...]:
-        return self.widths or network.widths
-
     def figures(self) -> tuple[Picture, ...]:
         if self.pictures:
             return self.pictures

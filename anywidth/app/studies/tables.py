@@ -23,11 +23,7 @@ _COLUMNS = ("network", "setting", "seed", "width", "multiply_adds", "parameters"
 
 
 def collect(
-    study: Study,
-    seeds: int,
-    out: Path,
-    classes: int | None = None,
-    test_images: int | None = None,
+    study: Study, seeds: int, out: Path, classes: int | None = None, test_images: int | None = None
 ) -> Results:
     """Read the measurements of a study from disk; `classes`, `test_images` as in `Results`."""
     metrics = study.task.trained.metrics
@@ -109,7 +105,7 @@ def to_markdown(
 
 
 def _table(study: Study, network: Network, results: Results, metric: str) -> list[str]:
-    columns = study.columns(network)
+    columns = study.widths or network.widths
     settings = [setting for setting in study.settings if setting.network == network]
     known = [set(results.widths((network.name, setting.label))) for setting in settings]
     common = [width for width in columns if all(width in widths for widths in known)]

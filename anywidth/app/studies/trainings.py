@@ -64,18 +64,14 @@ class Job:
     def out(self) -> Path:
         return self.folder.parents[1]
 
-    @property
-    def unread(self) -> set[str]:
-        """Fields that may differ from the settings of the existing run."""
-        return CIRCUMSTANCES | {*self.settings.places} | self.settings.unread().keys()
-
     def missing(self) -> list[Measurement]:
         """The missing measurements; raises if the folder holds another training."""
         if not (self.folder / "config.json").exists():
             return list(self.measurements)
         wanted = to_json(self.settings)
         begun = to_json(Run.open(self.folder).read_settings(type(self.settings)))
-        other = sorted({name for name in wanted if begun[name] != wanted[name]} - self.unread)
+        free = CIRCUMSTANCES | {*self.settings.places} | self.settings.unread().keys()
+        other = sorted({name for name in wanted if begun[name] != wanted[name]} - free)
         if other:
             named = ", ".join(f"{name} {begun[name]!r}, not {wanted[name]!r}" for name in other)
             raise AnywidthError(
