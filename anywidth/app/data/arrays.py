@@ -25,18 +25,8 @@ ARRAY_NAMES = {
 
 BUNDLED = Path(__file__).parent / "bundled"
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
-FASHION_MNIST_CLASSES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+_CLOTHES = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
+FASHION_MNIST_CLASSES = tuple(_CLOTHES.split(", "))
 
 
 @dataclass(frozen=True, eq=False)

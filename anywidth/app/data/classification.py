@@ -119,6 +119,7 @@ def load_classification(
     judged = validated if judged is None else judged
     open_loader = partial(source.open_loader, mean=mean, std=std, device=device)
     evaluated = partial(open_loader, batch_size=evaluation_batch_size)
+    ranks = {"rank": rank, "world_size": world_size}
     train = open_loader(
         source.train,
         batch_size=batch_size,
@@ -127,16 +128,13 @@ def load_classification(
         shuffle=True,
         drop_last=True,
         positions=trained,
-        rank=rank,
-        world_size=world_size,
+        **ranks,
     )
     plain = train.subset(train.samples, seed, batch_size=evaluation_batch_size)
     sets = {"training images": source.train, "validation images": source.validation}
     return ClassificationData(
         train=train,
-        validation=evaluated(
-            source.validation, positions=validated, rank=rank, world_size=world_size
-        ),
+        validation=evaluated(source.validation, positions=validated, **ranks),
         calibration=plain,
         classes=source.train.classes,
         input_shape=source.input_shape,

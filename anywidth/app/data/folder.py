@@ -117,13 +117,8 @@ class FolderLoader(ImageLoader):
                     "started: finish one before the next, or use two loaders"
                 )
         if skipped:
-            logger.warning(
-                "skipped %d corrupt image%s in epoch %d: %s",
-                len(skipped),
-                "" if len(skipped) == 1 else "s",
-                epoch,
-                few_of(skipped),
-            )
+            images = "1 corrupt image" if len(skipped) == 1 else f"{len(skipped)} corrupt images"
+            logger.warning("skipped %s in epoch %d: %s", images, epoch, few_of(skipped))
 
     def _assemble(
         self, parts: Iterator[Decoded], sizes: Sequence[int], slots: Slots, skipped: list[str]
