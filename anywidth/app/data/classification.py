@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,10 +66,9 @@ class ClassificationData:
             from anywidth.app.data.folder import FolderLoader
             from anywidth.app.data.folder_check import check_images
 
-            loaders = [
-                one for one in (self.train, self.validation) if isinstance(one, FolderLoader)
-            ]
-            check_images(loaders, skip_corrupt=skip_corrupt, remember=remember)
+            both = self.train, self.validation
+            folders = [one for one in both if isinstance(one, FolderLoader)]
+            check_images(folders, skip_corrupt=skip_corrupt, remember=remember)
 
     def facts(self) -> dict[str, object]:
         """How a run recognises the data that it was trained with."""
@@ -147,8 +146,7 @@ def load_classification(
     )
 
 
-@dataclass(frozen=True)
-class _Source:
+class _Source(NamedTuple):
     """Samples for training and validation, their loader, and the mean and deviation of some."""
 
     open_loader: Callable[..., ImageLoader]

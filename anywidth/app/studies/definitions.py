@@ -39,6 +39,8 @@ S_V1 = training(MOBILENET_V1, method="s")
 NONUNIFORM = training(MOBILENET_V1, nonuniform=True)
 # Images kept out of training judge a search. Configurations that come again can be captured.
 DRAWN = 512
+_ALL_DRAWN = {"nonuniform": True, "held_out": 0.1}
+SEARCHABLE = {"": _ALL_DRAWN, f", {DRAWN}": _ALL_DRAWN | {"lattice": DRAWN}}
 # As many configurations as with d = 8: captured graphs of all 1,513 do not fit in memory.
 AS_MANY_AS_BY_EIGHT = 187
 # Only `drawn-widths` draws from so few configurations, to show the effect.
@@ -102,13 +104,8 @@ STUDIES: tuple[Study, ...] = (
                 },
             ),
             *(
-                Picture(
-                    f"main-figure-3-{network.name}",
-                    network.title,
-                    network,
-                    ("US-Net", "S-Net", "I-Net"),
-                )
-                for network in MOBILENETS
+                Picture(f"main-figure-3-{one.name}", one.title, one, ("US-Net", "S-Net", "I-Net"))
+                for one in MOBILENETS
             ),
         ),
         seeds=3,
@@ -246,10 +243,9 @@ STUDIES: tuple[Study, ...] = (
         "a network trained with a separate width per layer, one stage of five narrowed by 0.6",
         (
             _us("trained uniform"),
-            Setting("uniform", MOBILENET_V1, (NONUNIFORM,), STAGES, "uniform"),
             *(
-                Setting(f"stage {i}", MOBILENET_V1, (NONUNIFORM,), STAGES, f"stage {i}")
-                for i in range(1, 6)
+                Setting(part, MOBILENET_V1, (NONUNIFORM,), STAGES, part)
+                for part in ("uniform", *(f"stage {number}" for number in range(1, 6)))
             ),
         ),
         findings.nonuniform,
@@ -270,15 +266,10 @@ STUDIES: tuple[Study, ...] = (
         f"widths; nonuniform widths in training drawn from all or from {DRAWN} configurations",
         tuple(
             Setting(
-                f"{part}{ending}",
-                network,
-                (training(network, nonuniform=True, held_out=0.1, **drawn),),
-                SEARCHED,
-                part,
-                kind,
+                f"{part}{drawn}", network, (training(network, **changes),), SEARCHED, part, kind
             )
             for network in MOBILENETS
-            for drawn, ending in (({}, ""), ({"lattice": DRAWN}, f", {DRAWN}"))
+            for drawn, changes in SEARCHABLE.items()
             for part, kind in (("uniform", "us"), ("searched", "i"))
         ),
         findings.search,

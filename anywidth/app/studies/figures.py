@@ -109,8 +109,10 @@ def _figure(study: Study, logged: Sequence[Job], results: Results) -> Figure:
 
 def _draw_learning(axes: Axes, jobs: Sequence[Job], metric: str, widths: Sequence[float]) -> None:
     """The mean over the seeds, with each seed in a faint line; not smoothed."""
+    logs = [read_metrics(job.folder / "metrics.csv") for job in jobs]
     for width, color in zip(widths, _COLORS, strict=False):
-        found = (_curve(job, f"{metric}/{width}") for job in jobs)
+        score = f"{metric}/{width}"
+        found = ({row["agent_steps"]: row[score] for row in rows if score in row} for rows in logs)
         curves = [curve for curve in found if curve]
         if not curves:
             continue
@@ -123,12 +125,6 @@ def _draw_learning(axes: Axes, jobs: Sequence[Job], metric: str, widths: Sequenc
     axes.xaxis.set_major_formatter(lambda value, position: format_count(value))
     if axes.lines:
         axes.legend(title="width", labelcolor=INK)
-
-
-def _curve(job: Job, column: str) -> dict[float, float]:
-    """Agent steps → mean score."""
-    rows = read_metrics(job.folder / "metrics.csv")
-    return {row["agent_steps"]: row[column] for row in rows if column in row}
 
 
 def _draw_ends(axes: Axes, results: Results, widths: Sequence[float]) -> None:

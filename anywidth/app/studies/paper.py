@@ -7,13 +7,12 @@ from pathlib import Path
 
 from anywidth.errors import AnywidthError
 
-_FILE = Path(__file__).with_name("paper_tables.csv")
-
 
 def paper_errors(table: str, network: str, setting: str) -> dict[float, float]:
     """Width → error of one line of the paper's tables."""
     tables: dict[tuple[str, ...], dict[float, float]] = {}
-    for *line, width, error in csv.reader(_FILE.read_text(encoding="utf-8").splitlines()[1:]):
+    text = Path(__file__).with_name("paper_tables.csv").read_text(encoding="utf-8")
+    for *line, width, error in csv.reader(text.splitlines()[1:]):
         tables.setdefault(tuple(line), {})[float(width)] = float(error)
     if (table, network, setting) not in tables:
         raise AnywidthError(
