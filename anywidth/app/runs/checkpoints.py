@@ -73,13 +73,10 @@ class Checkpoints:
         tensors: Mapping[str, Tensors],
         state: Mapping[str, Any],
         metadata: Mapping[str, Metadata],
-        keep: int,
     ) -> Path:
         """Write a checkpoint and return its folder; see `Run.save_checkpoint`."""
         if not isinstance(step, int) or step < 0:
             raise AnywidthError(f"step {step!r}: expected a whole number of at least 0")
-        if keep < 1:
-            raise AnywidthError(f"keep={keep}: expected at least 1")
         saved = [path for path in self.folders() if path not in self._refused]
         if saved and _position(saved[-1])[0] > step:
             raise AnywidthError(
@@ -114,7 +111,7 @@ class Checkpoints:
             raise
         sync_folder(self._folder)
         others = [path for path in saved if _position(path)[0] != step]
-        stay = {folder, *others[max(0, len(others) - keep + 1) :]}
+        stay = {folder, *others[-1:]}
         for path in self.folders():
             if path not in stay:
                 # Rename first, so that a kill cannot leave a checkpoint with missing files.

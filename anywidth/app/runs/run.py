@@ -210,14 +210,13 @@ class Run:
         state: Mapping[str, Any],
         *,
         metadata: Mapping[str, Metadata] | None = None,
-        keep: int = 2,
     ) -> Path:
-        """Write the state after `step` steps, a file per part; the newest `keep` stay.
+        """Write the state after `step` steps, a file per part; the newest two stay.
 
         `state` is JSON data such as counters, and `metadata` text for the files of the parts.
         """
         self._check_writing()
-        return self._checkpoints.save(step, tensors, state, metadata or {}, keep)
+        return self._checkpoints.save(step, tensors, state, metadata or {})
 
     def load_checkpoint(self) -> Checkpoint | None:
         """The newest complete checkpoint; None if none was ever saved."""
