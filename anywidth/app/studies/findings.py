@@ -152,11 +152,12 @@ def drawn_widths(results: Results) -> list[Finding]:
         ("A width between those that were drawn can fail", False),
         ("If all widths are drawn, none fails", True),
     ):
-        (height, width), label = max(
-            (max(map(_highest_peak, by_seed.values())), label)
+        peaks = {
+            label: max(map(_highest_peak, by_seed.values()))
             for (_, label), by_seed in results.spectra.items()
             if label.endswith("all") == from_all
-        )
+        }
+        label, (height, width) = max(peaks.items(), key=lambda peak: peak[1])
         holds = (height < FAILURE) == from_all
         text = f"{claim}: {label} at {format_width(width)} is {height:.2f} points above both its "
         text += f"neighbours, the most of all such lines{GUESSING if guessing else ''}."
