@@ -374,12 +374,11 @@ def check_free(folder: Path) -> None:
 def check_writable(folder: Path) -> None:
     """Refuse a read-only folder before the work, not after it."""
     for place in (folder, folder / "plots"):
-        if not place.exists() or os.access(place, os.W_OK | os.X_OK):
-            continue
-        raise AnywidthError(
-            f"{place} is read-only, but the results are written there: copy the run to a folder "
-            "that can be written to, and use that one"
-        )
+        if place.exists() and not os.access(place, os.W_OK | os.X_OK):
+            raise AnywidthError(
+                f"{place} is read-only, but the results are written there: copy the run to a "
+                "folder that can be written to, and use that one"
+            )
 
 
 def _short(value: object) -> str:

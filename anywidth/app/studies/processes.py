@@ -26,8 +26,6 @@ from anywidth.errors import AnywidthError
 from anywidth.files import make_folder
 from anywidth.measuring.heartbeat import working
 
-DONE, STOPPED, FAILED = "done", "stopped", "failed"
-
 
 class Stopped(BaseException):
     """Raised by Ctrl-C, SIGTERM or the deadline, wherever the program is at that moment.
@@ -168,14 +166,14 @@ def _in_processes(waiting: list[Job], parallel: int, reporter: _Reporter) -> boo
                 assert isinstance(ready, Connection)
                 job, process, began = running.pop(ready)
                 try:
-                    state, text = ready.recv()
+                    is_done, problem = ready.recv()
                     process.join()
                 except EOFError:
                     process.join()
-                    state, text = FAILED, f"its process ended with code {process.exitcode}"
-                if state == FAILED:
-                    raise _failure(job, text)
-                if state == STOPPED:
+                    is_done, problem = False, f"its process ended with code {process.exitcode}"
+                if problem is not None:
+                    raise _failure(job, problem)
+                if not is_done:
                     raise Stopped
                 reporter.end(job, began)
         return True
@@ -197,26 +195,26 @@ def _work_alone(job: Job, threads: int, answer: Connection) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()
     except OSError as error:
-        answer.send((FAILED, f"{log}: cannot be written ({error.strerror or error})"))
+        answer.send((False, f"{log}: cannot be written ({error.strerror or error})"))
         return
     with open(log, "a", encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-        state, text = STOPPED, ""
+        is_done, problem = False, None
         try:
             with _stopped_by_signals(None):
                 threading.Thread(target=_follow_parent, daemon=True).start()
-                state = DONE if work_on(job) else STOPPED
+                is_done = work_on(job)
         except Stopped:
             pass
         except AnywidthError as error:
-            state, text = FAILED, str(error)
+            problem = str(error)
         except Exception as error:
             traceback.print_exc()
             sys.stderr.flush()
-            state, text = FAILED, f"{type(error).__name__}: {error}; the traceback is in {log}"
+            problem = f"{type(error).__name__}: {error}; the traceback is in {log}"
         with contextlib.suppress(OSError):  # the parent may be gone
-            answer.send((state, text))
+            answer.send((is_done, problem))
 
 
 def _follow_parent() -> None:
