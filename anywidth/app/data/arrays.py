@@ -25,18 +25,8 @@ ARRAY_NAMES = {
 
 BUNDLED = Path(__file__).parent / "bundled"
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
-FASHION_MNIST_CLASSES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+_CLOTHES = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
+FASHION_MNIST_CLASSES = tuple(_CLOTHES.split(", "))
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,35 +73,27 @@ def load_arrays(name: str, root: Path | str | None = None, train: bool = True) -
     own folder without ``root``). ``cifar10`` and ``cifar100`` take the folder that torchvision
     calls root, or one with the official binary files.
     """
+    if name not in ARRAY_NAMES:
+        raise AnywidthError(
+            f"no image set is named {name!r}: expected one of {', '.join(map(repr, ARRAY_NAMES))}"
+        )
     if name == "bundled":
         return _read_fashion_mnist([BUNDLED], train)
-    if name == "fashion_mnist":
-        return _read_fashion_mnist(_fashion_mnist_folders(root), train)
-    if name in ("cifar10", "cifar100"):
-        if root is None:
-            raise AnywidthError(
-                f"{name} is not part of the package: give the folder of its files with --data-dir"
-            )
-        from anywidth.app.data.cifar import CIFAR10, CIFAR100, read_cifar
-
-        layout = CIFAR10 if name == "cifar10" else CIFAR100
-        return _checked(*read_cifar(layout, _existing(Path(root)), train))
-    raise AnywidthError(
-        f"no image set is named {name!r}: expected one of {', '.join(map(repr, ARRAY_NAMES))}"
-    )
-
-
-def _fashion_mnist_folders(root: Path | str | None) -> list[Path]:
+    if name == "fashion_mnist" and root is None:
+        return _read_fashion_mnist([DEBIAN_FASHION_MNIST], train)
     if root is None:
-        return [DEBIAN_FASHION_MNIST]
-    root = _existing(Path(root))
-    return [root, root / "FashionMNIST" / "raw", root / "raw", root / "fashion-mnist"]
-
-
-def _existing(root: Path) -> Path:
+        raise AnywidthError(
+            f"{name} is not part of the package: give the folder of its files with --data-dir"
+        )
+    root = Path(root)
     if not root.is_dir():
         raise AnywidthError(f"{root} is not a folder: give the folder of the files with --data-dir")
-    return root
+    if name == "fashion_mnist":
+        folders = [root, root / "FashionMNIST" / "raw", root / "raw", root / "fashion-mnist"]
+        return _read_fashion_mnist(folders, train)
+    from anywidth.app.data.cifar import CIFAR10, CIFAR100, read_cifar
+
+    return _checked(*read_cifar(CIFAR10 if name == "cifar10" else CIFAR100, root, train))
 
 
 def _read_fashion_mnist(folders: list[Path], train: bool) -> ImageArrays:
@@ -185,14 +167,11 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
 
 def _decompress(path: Path) -> bytearray:
     raw = read_bytes(path)
+    decompress = {".gz": gzip.decompress, ".xz": lzma.decompress}.get(path.suffix, bytes)
     try:
-        if path.suffix == ".gz":
-            return bytearray(gzip.decompress(raw))
-        if path.suffix == ".xz":
-            return bytearray(lzma.decompress(raw))
+        return bytearray(decompress(raw))
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         raise AnywidthError(
             f"{path} ({len(raw)} bytes) does not decompress ({error}): expected a complete "
             f"{path.suffix} file; download it again"
         ) from error
-    return bytearray(raw)

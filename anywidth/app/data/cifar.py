@@ -39,10 +39,6 @@ class BinaryLayout:
     label_bytes: int
     classes: tuple[str, ...]
 
-    @property
-    def record_bytes(self) -> int:
-        return self.label_bytes + PIXELS
-
 
 CIFAR10 = BinaryLayout(
     name="CIFAR10",
@@ -78,9 +74,18 @@ def read_cifar(
     names = layout.train_files if train else layout.test_files
     folders = (root, root / layout.folder)
     for folder in folders:
-        if any((folder / name).is_file() for name in names):
-            images, labels = _read_binary(layout, folder, train)
-            return images, labels, layout.classes, folder / names[0]
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing == list(names):
+            continue
+        if missing:
+            raise AnywidthError(
+                f"{folder} lacks {', '.join(missing)}: expected {', '.join(names)}; download them "
+                "again"
+            )
+        records = torch.cat([_read_records(layout, folder / name, train) for name in names])
+        labels = records[:, layout.label_bytes - 1].long()
+        images = records[:, layout.label_bytes :].reshape(-1, 3, 32, 32).contiguous()
+        return images, labels, layout.classes, folder / names[0]
     parent = root.parent if root.name == layout.pickle_folder else root
     if (parent / layout.pickle_folder).is_dir():
         return _read_pickles(layout, parent, train)
@@ -91,27 +96,15 @@ def read_cifar(
     )
 
 
-def _read_binary(layout: BinaryLayout, folder: Path, train: bool) -> tuple[Tensor, Tensor]:
-    names = layout.train_files if train else layout.test_files
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise AnywidthError(
-            f"{folder} lacks {', '.join(missing)}: expected {', '.join(names)}; download them again"
-        )
-    records = torch.cat([_read_records(layout, folder / name, train) for name in names])
-    labels = records[:, layout.label_bytes - 1].long()
-    return records[:, layout.label_bytes :].reshape(-1, 3, 32, 32).contiguous(), labels
-
-
 def _read_records(layout: BinaryLayout, path: Path, train: bool) -> Tensor:
-    data = bytearray(read_bytes(path))
-    if len(data) == 0 or len(data) % layout.record_bytes:
+    data, size = bytearray(read_bytes(path)), layout.label_bytes + PIXELS
+    if len(data) == 0 or len(data) % size:
         official = layout.official_records[0 if train else 1]
         raise AnywidthError(
-            f"{path} has {len(data)} bytes: expected {official * layout.record_bytes} "
-            f"({official} images), or another multiple of {layout.record_bytes}; download it again"
+            f"{path} has {len(data)} bytes: expected {official * size} ({official} images), or "
+            f"another multiple of {size}; download it again"
         )
-    return torch.frombuffer(data, dtype=torch.uint8).view(-1, layout.record_bytes)
+    return torch.frombuffer(data, dtype=torch.uint8).view(-1, size)
 
 
 def _read_pickles(
@@ -121,8 +114,7 @@ def _read_pickles(
     with packages_for(str(root / layout.pickle_folder), instead):
         from torchvision import datasets
 
-    kind = datasets.CIFAR10 if layout.name == "CIFAR10" else datasets.CIFAR100
-    folder = root / layout.pickle_folder
+    kind, folder = getattr(datasets, layout.name), root / layout.pickle_folder
     with warnings.catch_warnings():
         # The pickles were written with `align=0`, which some releases of NumPy 2.4 warn about.
         warnings.filterwarnings("ignore", message=r"dtype\(\): align should be passed")

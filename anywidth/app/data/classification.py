@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,10 +54,8 @@ class ClassificationData:
     input_shape: tuple[int, int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    images: tuple[int, int]
-    """The numbers of training and validation images, before a limit or a split."""
-    digests: tuple[str, str]
-    """The digests of both sets of images."""
+    image_facts: dict[str, object]
+    """The numbers of training and validation images, before a limit or a split, and digests."""
     judging: ImageLoader
     """The images that a search judges by: those kept out of training, if there are any."""
     is_held_out: bool
@@ -68,17 +66,13 @@ class ClassificationData:
             from anywidth.app.data.folder import FolderLoader
             from anywidth.app.data.folder_check import check_images
 
-            loaders = [
-                one for one in (self.train, self.validation) if isinstance(one, FolderLoader)
-            ]
-            check_images(loaders, skip_corrupt=skip_corrupt, remember=remember)
+            both = self.train, self.validation
+            folders = [one for one in both if isinstance(one, FolderLoader)]
+            check_images(folders, skip_corrupt=skip_corrupt, remember=remember)
 
     def facts(self) -> dict[str, object]:
         """How a run recognises the data that it was trained with."""
-        names = "training images", "validation images"
-        counts = dict(zip(names, self.images, strict=True))
-        digests = dict(zip((f"digest of {name}" for name in names), self.digests, strict=True))
-        return {"classes": list(self.classes), **counts, **digests}
+        return {"classes": list(self.classes), **self.image_facts}
 
 
 def load_classification(
@@ -124,6 +118,7 @@ def load_classification(
     judged = validated if judged is None else judged
     open_loader = partial(source.open_loader, mean=mean, std=std, device=device)
     evaluated = partial(open_loader, batch_size=evaluation_batch_size)
+    ranks = {"rank": rank, "world_size": world_size}
     train = open_loader(
         source.train,
         batch_size=batch_size,
@@ -132,29 +127,26 @@ def load_classification(
         shuffle=True,
         drop_last=True,
         positions=trained,
-        rank=rank,
-        world_size=world_size,
+        **ranks,
     )
     plain = train.subset(train.samples, seed, batch_size=evaluation_batch_size)
+    sets = {"training images": source.train, "validation images": source.validation}
     return ClassificationData(
         train=train,
-        validation=evaluated(
-            source.validation, positions=validated, rank=rank, world_size=world_size
-        ),
+        validation=evaluated(source.validation, positions=validated, **ranks),
         calibration=plain,
         classes=source.train.classes,
         input_shape=source.input_shape,
         mean=mean,
         std=std,
-        images=(len(source.train), len(source.validation)),
-        digests=(source.train.digest(), source.validation.digest()),
+        image_facts={name: len(images) for name, images in sets.items()}
+        | {f"digest of {name}": images.digest() for name, images in sets.items()},
         judging=plain if judged is None else evaluated(source.train, positions=judged),
         is_held_out=judged is not None,
     )
 
 
-@dataclass(frozen=True)
-class _Source:
+class _Source(NamedTuple):
     """Samples for training and validation, their loader, and the mean and deviation of some."""
 
     open_loader: Callable[..., ImageLoader]

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -23,12 +22,16 @@ _ENDING_SECONDS = 2.0
 _MOST_WORKERS = 16
 
 
-def default_workers() -> int:
-    """One worker per core that this process may use, shared among the ranks of this machine."""
+def available_cores() -> int:
+    """The cores this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
-    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def default_workers() -> int:
+    """One worker per core, shared among the ranks of this machine."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # set by torchrun
-    return max(1, min(_MOST_WORKERS, cores // ranks))
+    return max(1, min(_MOST_WORKERS, available_cores() // ranks))
 
 
 def watched(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -38,67 +41,53 @@ def watched(loader: DataLoader[Any]) -> Iterator[Any]:
         return
     # The first time, workers are forked, which is safer before there is another thread.
     batches = iter(loader) if loader._iterator is None else None
-    with _Watch(loader) as watch:
-        try:
-            yield from loader if batches is None else batches
-        except (RuntimeError, OSError, EOFError) as error:  # a killed worker causes any of them
-            if watch.killed:
-                raise AnywidthError(
-                    f"process {watch.killed[0]}, which decodes images, was stopped (SIGSTOP) for "
-                    f"{SECONDS:g} seconds: continue the run with --resume, or decode in this "
-                    "process with --workers 0"
-                ) from error
-            ended = None if isinstance(error, RuntimeError) else watch.ended_worker()
-            if ended is None:
-                raise
-            raise RuntimeError(f"DataLoader worker (pid {ended}) exited unexpectedly") from error
+    killed: list[int] = []
+    is_over = threading.Event()
+    watch = threading.Thread(target=_kill_stopped, args=(loader, killed, is_over), daemon=True)
+    watch.start()
+    try:
+        yield from loader if batches is None else batches
+    except (RuntimeError, OSError, EOFError) as error:  # a killed worker causes any of them
+        if killed:
+            raise AnywidthError(
+                f"process {killed[0]}, which decodes images, was stopped (SIGSTOP) for "
+                f"{SECONDS:g} seconds: continue the run with --resume, or decode in this process "
+                "with --workers 0"
+            ) from error
+        ended = None if isinstance(error, RuntimeError) else _ended_worker(loader)
+        if ended is None:
+            raise
+        raise RuntimeError(f"DataLoader worker (pid {ended}) exited unexpectedly") from error
+    finally:
+        is_over.set()
+        watch.join()
 
 
-class _Watch:
-    """Kills workers that stay stopped, because their batch would never arrive."""
+def _kill_stopped(loader: DataLoader[Any], killed: list[int], is_over: threading.Event) -> None:
+    """Kill workers that stay stopped, because their batch would never arrive."""
+    seen: dict[int, int] = {}
+    while not is_over.wait(SECONDS / _LOOKS):
+        stopped = [worker.pid for worker in _workers(loader) if _is_stopped(worker.pid)]
+        seen = {pid: seen.get(pid, 0) + 1 for pid in stopped}
+        for pid, times in seen.items():
+            if times >= _LOOKS:
+                killed.append(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self.killed: list[int] = []
-        self._loader = loader
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
 
-    def __enter__(self) -> _Watch:
-        self._thread.start()
-        return self
+def _ended_worker(loader: DataLoader[Any]) -> int | None:
+    """A worker that has ended, or is about to: its sockets close before the process is gone."""
+    deadline = time.monotonic() + _ENDING_SECONDS
+    for worker in _workers(loader):
+        worker.join(max(0.0, deadline - time.monotonic()))
+        if not worker.is_alive():
+            return int(worker.pid)
+    return None
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._is_over.set()
-        self._thread.join()
 
-    def ended_worker(self) -> int | None:
-        """A worker that has ended, or is about to: its sockets close before the process is gone."""
-        deadline = time.monotonic() + _ENDING_SECONDS
-        for worker in self._workers():
-            worker.join(max(0.0, deadline - time.monotonic()))
-            if not worker.is_alive():
-                return int(worker.pid)
-        return None
-
-    def _workers(self) -> Sequence[Any]:
-        workers: Sequence[Any] = getattr(self._loader._iterator, "_workers", ())
-        return workers
-
-    def _look(self) -> None:
-        seen: dict[int, int] = {}
-        while not self._is_over.wait(SECONDS / _LOOKS):
-            stopped = [worker.pid for worker in self._workers() if _is_stopped(worker.pid)]
-            seen = {pid: seen.get(pid, 0) + 1 for pid in stopped}
-            for pid, times in seen.items():
-                if times >= _LOOKS:
-                    self.killed.append(pid)
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+def _workers(loader: DataLoader[Any]) -> Sequence[Any]:
+    return getattr(loader._iterator, "_workers", ())
 
 
 def _is_stopped(pid: int) -> bool:

@@ -3,6 +3,7 @@
 import logging
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,19 +14,8 @@ from torch.utils.data import DataLoader, Sampler
 
 from anywidth.app.data import decoding_workers
 from anywidth.app.data.augment import normalize
-from anywidth.app.data.folder_augment import (
-    COLOURS,
-    FolderAugmentation,
-    augment,
-    colour_changes,
-)
-from anywidth.app.data.folder_images import (
-    Decoded,
-    FolderImages,
-    Request,
-    Slots,
-    images_per_part,
-)
+from anywidth.app.data.folder_augment import COLOURS, augment, colour_changes
+from anywidth.app.data.folder_images import Decoded, FolderImages, Request, Slots, images_per_part
 from anywidth.app.data.image_files import ImageFiles
 from anywidth.app.data.order import BatchOrder, ImageLoader
 from anywidth.errors import AnywidthError, few_of
@@ -60,16 +50,13 @@ class FolderLoader(ImageLoader):
         *,
         size: int = 224,
         resize: int = 256,
-        augmentation: FolderAugmentation | None = None,
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
-        device: torch.device | str = "cpu",
         workers: int = 4,
         skip_corrupt: bool = False,
-        positions: Tensor | None = None,
-        **order: Any,
+        **options: Any,
     ) -> None:
-        """Augmentation replaces resize and crop; ``positions``, ``order`` as in ImageLoader."""
+        """A FolderAugmentation replaces resize and crop; other options are those of ImageLoader."""
         if not 1 <= size <= resize:
             raise AnywidthError(
                 f"size={size}, resize={resize}: expected 1 <= size <= resize: a square of size "
@@ -79,7 +66,7 @@ class FolderLoader(ImageLoader):
         self.size, self.resize = size, resize
         self.workers = workers
         self.skip_corrupt = skip_corrupt
-        super().__init__(len(files), mean, std, augmentation, device, positions, **order)
+        super().__init__(len(files), mean, std, **options)
 
     def _prepare(self) -> None:
         self.corrupt: dict[str, str] = {}
@@ -96,12 +83,7 @@ class FolderLoader(ImageLoader):
         """The workers and the memory they share, made when they are first needed."""
         slots = Slots(self._requests.slots, self.size, is_shared=self.workers > 0)
         images = FolderImages(
-            self.files,
-            slots,
-            size=self.size,
-            resize=self.resize,
-            augmentation=self.augmentation,
-            seed=self.order.seed,
+            self.files, slots, self.size, self.resize, self.augmentation, self.order.seed
         )
         decoded: DataLoader[Decoded] = DataLoader(
             images,
@@ -135,13 +117,8 @@ class FolderLoader(ImageLoader):
                     "started: finish one before the next, or use two loaders"
                 )
         if skipped:
-            logger.warning(
-                "skipped %d corrupt image%s in epoch %d: %s",
-                len(skipped),
-                "" if len(skipped) == 1 else "s",
-                epoch,
-                few_of(skipped),
-            )
+            images = "1 corrupt image" if len(skipped) == 1 else f"{len(skipped)} corrupt images"
+            logger.warning("skipped %s in epoch %d: %s", images, epoch, few_of(skipped))
 
     def _assemble(
         self, parts: Iterator[Decoded], sizes: Sequence[int], slots: Slots, skipped: list[str]
@@ -206,6 +183,7 @@ class FolderLoader(ImageLoader):
         return copied
 
 
+@dataclass(eq=False)
 class _Requests(Sampler[Request]):
     """This rank's parts of each step's batch, for the current epoch and start.
 
@@ -213,15 +191,12 @@ class _Requests(Sampler[Request]):
     loader holds is not overwritten.
     """
 
-    def __init__(
-        self, order: BatchOrder, positions: Tensor | None, images: int, slots: int
-    ) -> None:
-        self.order = order
-        self.positions = positions
-        self.images = images
-        self.slots = slots
-        self.epoch = 0
-        self.start = 0
+    order: BatchOrder
+    positions: Tensor | None
+    images: int
+    slots: int
+    epoch: int = 0
+    start: int = 0
 
     def __len__(self) -> int:
         return sum(len(self.parts(step)) for step in range(self.start, len(self.order)))

@@ -34,8 +34,6 @@ _CACHED = 8
 
 COLOURS = 8
 """The numbers per image that `colour_changes` reads."""
-CHANGES = 13
-"""The numbers per image that `augment` reads."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
@@ -41,30 +42,20 @@ def check_images(
     For some seconds, files are decoded. Those left must open as an image and end as their format
     does, so that the check of a large set takes a fraction of an epoch; damage in the middle of
     these is found when training reads them. Files that passed are remembered by their sizes and
-    times, in the user's cache folder: the next check only compares these.
-
-    Args:
-        loaders: for training and for validation.
-        skip_corrupt: name damaged files in a warning, not in an error.
-        remember: write the result into the cache.
+    times, if `remember`, in the user's cache folder: the next check only compares these. With
+    `skip_corrupt`, damaged files are named in a warning, not in an error.
     """
     paths = sorted({path for loader in loaders for path in loader.paths()})
     if not paths:
         return
-    passed = _cache() / _fingerprint(paths)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    passed = cache / "anywidth" / "checked" / _fingerprint(paths)
     if passed.exists():
         return
-    faults = dict(
-        sorted(
-            fault
-            for found in _in_chunks(
-                paths, partial(_faults, deadline=monotonic() + DECODING_SECONDS), "checking images"
-            )
-            for fault in found.items()
-        )
-    )
+    check = partial(_faults, deadline=monotonic() + DECODING_SECONDS)
+    faults = sorted(chain.from_iterable(_in_chunks(paths, check, "checking images")))
     if faults:
-        named = [f"{path} ({reason})" for path, reason in list(faults.items())[:_MOST_NAMED]]
+        named = [f"{path} ({reason})" for path, reason in faults[:_MOST_NAMED]]
         more = f", and {len(faults) - _MOST_NAMED} more" if len(faults) > _MOST_NAMED else ""
         text = f"{len(faults)} of {len(paths):,} image files are damaged: {', '.join(named)}{more}"
         if not skip_corrupt:
@@ -78,16 +69,16 @@ def check_images(
             pass  # the next check takes as long as this one
 
 
-def _faults(paths: Sequence[Path], deadline: float) -> dict[str, str]:
+def _faults(paths: Sequence[Path], deadline: float) -> list[tuple[str, str]]:
     """The files that are not complete images, and the reasons; until `deadline` all are decoded."""
-    found = {}
+    found = []
     for path in paths:
         try:
             read_size(path)
             if monotonic() < deadline or not _is_whole(path):
                 decode(path, "RGB")
         except Exception as error:  # decoders raise many kinds of errors
-            found[str(path)] = str(error.__cause__ or error)
+            found.append((str(path), str(error.__cause__ or error)))
     return found
 
 
@@ -140,8 +131,3 @@ def _in_chunks(
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return results
-
-
-def _cache() -> Path:
-    place = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(place) / "anywidth" / "checked"

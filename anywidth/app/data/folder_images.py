@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -71,6 +72,7 @@ def images_per_part(size: int) -> int:
     return max(1, min(_MOST_IMAGES, _MOST_BYTES // (3 * size * size)))
 
 
+@dataclass(eq=False)
 class FolderImages(Dataset[Decoded]):
     """Decode the images of a request into its slot, with randomness from (seed, epoch, index).
 
@@ -79,21 +81,12 @@ class FolderImages(Dataset[Decoded]):
     pixels is cut out.
     """
 
-    def __init__(
-        self,
-        files: ImageFiles,
-        slots: Slots,
-        *,
-        size: int,
-        resize: int,
-        augmentation: FolderAugmentation | None,
-        seed: int,
-    ) -> None:
-        self.files = files
-        self.slots = slots
-        self.size, self.resize = size, resize
-        self.augmentation = augmentation
-        self.seed = seed
+    files: ImageFiles
+    slots: Slots
+    size: int
+    resize: int
+    augmentation: FolderAugmentation | None
+    seed: int
 
     def __len__(self) -> int:
         return len(self.files)

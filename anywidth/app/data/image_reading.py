@@ -26,11 +26,8 @@ _FINENESS = 2
 def read_image(path: Path, mode: str | None = None, background: str | None = None) -> Image.Image:
     """Decode an image file, rotated by its EXIF data; the error names the file and the reason.
 
-    Args:
-        path: the file.
-        mode: "RGB" or "L", with 8 bits per channel; if not given, the file's own mode.
-        background: the colour that shows through transparent parts; if not given, transparency is
-            ignored.
+    `mode` is "RGB" or "L", with 8 bits per channel, or by default the file's own. `background` is
+    the colour that shows through transparent parts; if not given, transparency is ignored.
     """
     with _errors_that_name(path):
         return decode(path, mode, background)
@@ -39,8 +36,7 @@ def read_image(path: Path, mode: str | None = None, background: str | None = Non
 def read_size(path: Path) -> tuple[int, int]:
     """Height and width of what `read_image` returns."""
     with _errors_that_name(path), _opened(path) as image:
-        width, height = image.size
-        return (width, height) if _orientation(image) >= _TURNED else (height, width)
+        return _upright_size(image)[::-1]
 
 
 def decode(path: Path, mode: str | None = None, background: str | None = None) -> Image.Image:
@@ -56,19 +52,12 @@ def decode_crop(
     """A part of an image as RGB, not necessarily in its full resolution.
 
     A JPEG file is decoded at a half, a quarter or an eighth of its resolution, which takes less
-    time, if the part still has well more than `least` pixels per side. Its edges are then rounded
-    down to the pixels that there are.
-
-    Args:
-        path: the file.
-        choose: called with width and height of the whole image; returns left, top, right, bottom.
-        least: the pixels per side that the part will be resized to.
+    time, if the part still has well more than `least` pixels per side, to which it is resized. Its
+    edges are then rounded down to the pixels that there are. `choose` gets the width and height of
+    the whole image, and returns left, top, right and bottom.
     """
     with _opened(path) as opened:
-        width, height = opened.size
-        if _orientation(opened) >= _TURNED:
-            width, height = height, width
-        box = choose(width, height)
+        box = choose(*_upright_size(opened))
         coarseness = _coarsen(opened, min(box[2] - box[0], box[3] - box[1]) // (_FINENESS * least))
         image = _upright(opened)
     left, top, right, bottom = (edge // coarseness for edge in box)
@@ -83,6 +72,12 @@ def _coarsen(opened: Image.Image, most: int) -> int:
     if fitting > 1 and opened.draft(None, (width // fitting, height // fitting)):
         return fitting
     return 1
+
+
+def _upright_size(opened: Image.Image) -> tuple[int, int]:
+    """Width and height."""
+    width, height = opened.size
+    return (height, width) if _orientation(opened) >= _TURNED else (width, height)
 
 
 def _upright(opened: Image.Image) -> Image.Image:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from anywidth.app.data.arrays import ImageArrays
-from anywidth.app.data.augment import Augmentation, apply_parameters, draw_parameters, normalize
+from anywidth.app.data.augment import apply_parameters, draw_parameters, normalize
 from anywidth.app.data.order import ImageLoader
 from anywidth.errors import AnywidthError
 from anywidth.training.seeds import derive_seed
@@ -26,17 +26,9 @@ class DeviceLoader(ImageLoader):
     """
 
     def __init__(
-        self,
-        arrays: ImageArrays,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        augmentation: Augmentation | None = None,
-        device: torch.device | str = "cpu",
-        positions: Tensor | None = None,
-        **order: Any,
+        self, arrays: ImageArrays, *, mean: Sequence[float], std: Sequence[float], **options: Any
     ) -> None:
-        """Keep ``arrays`` on ``device``; ``positions`` and ``order`` as in ImageLoader.
+        """Keep ``arrays`` on the device; ``options``, with an Augmentation, as in ImageLoader.
 
         Arrays that are already on the device are not copied: several loaders can use different
         positions of the same images.
@@ -47,7 +39,7 @@ class DeviceLoader(ImageLoader):
                 f"mean {tuple(mean)} and std {tuple(std)}: expected {channels} values each, one "
                 "per channel; channel_statistics(arrays.images) computes them"
             )
-        super().__init__(len(arrays), mean, std, augmentation, device, positions, **order)
+        super().__init__(len(arrays), mean, std, **options)
         self.arrays = arrays.to(self.device)
 
     def _batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:

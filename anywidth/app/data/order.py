@@ -137,9 +137,9 @@ class ImageLoader(OrderedLoader):
         images: int,
         mean: Sequence[float],
         std: Sequence[float],
-        augmentation: Any,
-        device: torch.device | str,
-        positions: Tensor | None,
+        augmentation: Any = None,
+        device: torch.device | str = "cpu",
+        positions: Tensor | None = None,
         **order: Any,
     ) -> None:
         self.device = torch.device(device)

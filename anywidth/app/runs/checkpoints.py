@@ -31,16 +31,7 @@ from anywidth.files import (
     write_atomically,
     write_json,
 )
-from anywidth.json_values import (
-    anything,
-    checksum_of,
-    listed,
-    mapped,
-    record,
-    refuse,
-    text,
-    whole,
-)
+from anywidth.json_values import anything, checksum_of, listed, mapped, record, refuse, text, whole
 
 Tensors = Mapping[str, Tensor]
 Metadata = Mapping[str, str]
@@ -56,19 +47,12 @@ _STEP = re.compile(r"step-(\d+)(?:\.(\d+))?")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state after `step` training steps.
-
-    Args:
-        step: number of training steps done.
-        tensors: part ("model", "optimizer", ...) → name → tensor, on the CPU.
-        metadata: part → text saved with it.
-        state: counters and other JSON data.
-    """
+    """The state after `step` training steps; its parts are "model", "optimizer" and so on."""
 
     step: int
-    tensors: dict[str, dict[str, Tensor]]
-    metadata: dict[str, dict[str, str]]
-    state: dict[str, Any]
+    tensors: dict[str, dict[str, Tensor]]  # of each part, by name, on the CPU
+    metadata: dict[str, dict[str, str]]  # text saved with each part
+    state: dict[str, Any]  # counters and other JSON data
 
 
 class Checkpoints:
@@ -76,7 +60,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._refused: set[Path] = set()
+        self._refused: dict[Path, str] = {}
 
     def folders(self) -> list[Path]:
         """Oldest first, including damaged ones."""
@@ -89,32 +73,33 @@ class Checkpoints:
         tensors: Mapping[str, Tensors],
         state: Mapping[str, Any],
         metadata: Mapping[str, Metadata],
-        keep: int,
     ) -> Path:
         """Write a checkpoint and return its folder; see `Run.save_checkpoint`."""
         if not isinstance(step, int) or step < 0:
             raise AnywidthError(f"step {step!r}: expected a whole number of at least 0")
-        if keep < 1:
-            raise AnywidthError(f"keep={keep}: expected at least 1")
         saved = [path for path in self.folders() if path not in self._refused]
         if saved and _position(saved[-1])[0] > step:
             raise AnywidthError(
                 f"step {step} is before {saved[-1]}, which is already saved; continue from there "
                 "with run.load_checkpoint()"
             )
-        folder = self._fresh_folder(step)
+        # A new name if the step was saved before: the old one stays until this is complete.
+        times = [again for before, again in map(_position, self.folders()) if before == step]
+        name = f"step-{step:09d}" + (f".{max(times) + 1}" if times else "")
+        folder = self._folder / name
         self._folder.mkdir(exist_ok=True)
         sync_folder(self._folder.parent)
         temporary = temporary_path(folder)
         try:
             with errors_that_name(folder):
                 temporary.mkdir()
+            files = []
             for part, values in tensors.items():
-                name = part_file(part)
+                file = part_file(part)
                 about = {**metadata.get(part, {}), _OF_STEP: str(step)}
-                data = encode_tensors(values, about, folder / name)
-                write_atomically(temporary / name, data, named=folder / name)
-            files = [part_file(part) for part in tensors]
+                data = encode_tensors(values, about, folder / file)
+                write_atomically(temporary / file, data, named=folder / file)
+                files.append(file)
             manifest = {"version": LAYOUT_VERSION, "step": step, "files": files, "state": state}
             checked = {"sha256": checksum_of(manifest), **manifest}
             write_json(temporary / _MANIFEST, checked, named=folder / _MANIFEST)
@@ -126,10 +111,12 @@ class Checkpoints:
             raise
         sync_folder(self._folder)
         others = [path for path in saved if _position(path)[0] != step]
-        stay = {folder, *others[max(0, len(others) - keep + 1) :]}
+        stay = {folder, *others[-1:]}
         for path in self.folders():
             if path not in stay:
-                self._remove(path)
+                # Rename first, so that a kill cannot leave a checkpoint with missing files.
+                remove(path.rename(temporary_path(path)))
+                self._refused.pop(path, None)
         return folder
 
     def load(self) -> Checkpoint | None:
@@ -138,43 +125,24 @@ class Checkpoints:
         A damaged checkpoint is named once in the log (by default a line on standard error), and the
         one before it is used.
         """
-        known = set(self._refused)
-        reasons: dict[Path, str] = {}
-        for folder in reversed(self.folders()):
+        known, folders = set(self._refused), self.folders()
+        for folder in reversed(folders):
             try:
                 checkpoint = _read_checkpoint(folder)
             except AnywidthError as error:
-                self._refused.add(folder)
-                reasons[folder] = str(error)
+                self._refused[folder] = str(error)
                 continue
-            for refused, reason in reasons.items():
-                if refused not in known:
-                    logger.warning(
-                        "damaged checkpoint ignored: %s; continuing from step %d",
-                        reason,
-                        checkpoint.step,
-                    )
+            said = "damaged checkpoint ignored: %s; continuing from step %d"
+            for reason in [self._refused[one] for one in self._refused if one not in known]:
+                logger.warning(said, reason, checkpoint.step)
             return checkpoint
-        if reasons:
+        if folders:
             run = self._folder.parent
             raise AnywidthError(
                 f"{run}: every checkpoint is damaged; start a new run with another --out. "
-                + "; ".join(reasons.values())
+                + "; ".join(self._refused[folder] for folder in reversed(folders))
             )
         return None
-
-    def _fresh_folder(self, step: int) -> Path:
-        """A new name if the step was saved before: the old one stays until this is complete."""
-        times = [again for saved, again in map(_position, self.folders()) if saved == step]
-        name = f"step-{step:09d}" + (f".{max(times) + 1}" if times else "")
-        return self._folder / name
-
-    def _remove(self, folder: Path) -> None:
-        """Rename first, so that a kill cannot leave a checkpoint with missing files."""
-        temporary = temporary_path(folder)
-        os.rename(folder, temporary)
-        remove(temporary)
-        self._refused.discard(folder)
 
 
 def _position(folder: Path) -> tuple[int, int]:

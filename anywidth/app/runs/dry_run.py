@@ -45,18 +45,15 @@ class Forecast:
     memory: int | None
     device: str
 
-    def _each(self) -> str:
-        seconds = self.seconds_per_step
-        return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
-
     def __str__(self) -> str:
-        per_epoch = self.steps // self.epochs
+        per_epoch, seconds = self.steps // self.epochs, self.seconds_per_step
+        each = f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
         lines = [
             f"steps    {self.steps:,}: {self.epochs:,} epochs of {per_epoch:,} steps, batch size "
             f"{self.batch_size:,}",
             f"time     about {timedelta(seconds=max(1, round(self.seconds)))} for the steps, "
-            f"{self._each()} each (median of {self.measured}); validation, "
-            "calibration and the spectrum come on top",
+            f"{each} each (median of {self.measured}); validation, calibration and the spectrum "
+            "come on top",
         ]
         if self.memory is not None:
             lines.append(f"memory   {self.memory / 2**30:.2f} GiB at the peak")

@@ -51,29 +51,22 @@ class EpochLoader(Protocol):
 class Training:
     """The inputs of the loop, made by a task.
 
-    Args:
-        run: the run for checkpoints and metrics; opened for writing on rank 0.
-        step: the training step, with its model and optimizer.
-        loader: the training data.
-        epochs: number of passes over the data.
-        learning_rate: step number → learning rate.
-        measure: returns values to log, on the device; they are read every `log_every` steps.
-        validate: returns values to log after every `validate_every` epochs.
-        counts_images: show images per second instead of steps.
+    `measure` returns values to log, on the device; they are read every `log_every` steps.
+    `validate` returns values to log after every `validate_every` epochs.
     """
 
-    run: Run
+    run: Run  # opened for writing on rank 0
     step: SandwichStep
     loader: EpochLoader
     epochs: int
-    learning_rate: Callable[[int], float]
+    learning_rate: Callable[[int], float]  # by step
     measure: Callable[[StepResult, Any], dict[str, Tensor]]
     validate: Callable[[], dict[str, float]]
     validate_every: int = 1
     log_every: int = 20
     checkpoint_every: int = 200
     description: str = "training"
-    counts_images: bool = True
+    counts_images: bool = True  # shows images per second instead of steps
 
     @property
     def total_steps(self) -> int:
@@ -128,7 +121,9 @@ def train(training: Training) -> bool:
         while step.count < training.total_steps:
             epoch, start = divmod(step.count, per_epoch)
             for inputs, targets in training.loader.epoch(epoch, start):
-                _set_learning_rate(step.optimizer, training.learning_rate(step.count))
+                rate = training.learning_rate(step.count)
+                for group in step.optimizer.param_groups:
+                    group["lr"] = rate * group.get(RATE_SHARE, 1.0)
                 result = step(inputs, targets)
                 values = _values(training, result, targets, saved)
                 shown = {name: value for name, value in values.items() if "rate" not in name}
@@ -155,10 +150,12 @@ def _values(training: Training, result: StepResult, targets: Any, saved: int) ->
         loss = float(sum_over_ranks(torch.stack(result.losses).sum()))
         if not math.isfinite(loss):
             raise _diverged(training, f"the loss is {loss}", saved)
-        values = _read(training.measure(result, targets))
+        # Reading them is the only place where the loop waits for the device.
+        values = {name: float(value) for name, value in training.measure(result, targets).items()}
         values["learning_rate"] = training.learning_rate(step.count - 1)
     epoch, begun = divmod(step.count, len(training.loader))
-    if begun == 0 and _is_due(training, epoch):
+    is_due = epoch % training.validate_every == 0 or epoch == training.epochs
+    if begun == 0 and is_due:
         average_statistics(step.model)
         values |= training.validate()
     return values
@@ -169,22 +166,15 @@ def save_checkpoint(run: Run, step: SandwichStep) -> None:
     if rank() == 0:
         optimizer, optimizer_structure = flatten_state(step.optimizer.state_dict())
         random, random_structure = capture_random_state()
-        statistics, statistics_metadata = statistics_to_tensors(step.model)
+        statistics, metadata = statistics_to_tensors(step.model)
+        model = step.model.state_dict()
+        tensors = {"model": model, "statistics": statistics, "optimizer": optimizer}
         average = {} if step.ema is None else {"ema": step.ema.state_dict()}
         run.save_checkpoint(
             step.count,
-            {
-                "model": step.model.state_dict(),
-                "statistics": statistics,
-                "optimizer": optimizer,
-                "random": random,
-                **average,
-            },
-            {
-                "optimizer": optimizer_structure,
-                "random": random_structure,
-            },
-            metadata={"statistics": statistics_metadata},
+            {**tensors, "random": random, **average},
+            {"optimizer": optimizer_structure, "random": random_structure},
+            metadata={"statistics": metadata},
         )
     barrier()
 
@@ -193,11 +183,8 @@ def save_final(run: Run, model: nn.Module, state: dict[str, Any]) -> None:
     """Write the trained network and the data to build it again; only on rank 0."""
     if rank() == 0:
         statistics, metadata = statistics_to_tensors(model)
-        run.save_final(
-            {"model": model.state_dict(), "statistics": statistics},
-            state,
-            metadata={"statistics": metadata},
-        )
+        tensors = {"model": model.state_dict(), "statistics": statistics}
+        run.save_final(tensors, state, metadata={"statistics": metadata})
     barrier()
 
 
@@ -262,15 +249,6 @@ def _check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
             raise AnywidthError(f"{path}: {name} has values that are {what}; {MEND}")
 
 
-def _read(values: dict[str, Tensor]) -> dict[str, float]:
-    """Read values from the device: the only place where the loop waits for it."""
-    return {name: float(value) for name, value in values.items()}
-
-
-def _is_due(training: Training, epoch: int) -> bool:
-    return epoch % training.validate_every == 0 or epoch == training.epochs
-
-
 def scheduled_rate(
     step: int,
     total: int,
@@ -285,11 +263,6 @@ def scheduled_rate(
     if schedule == "cosine":
         return highest * 0.5 * (1 + math.cos(math.pi * done))
     return highest * (total - step) / max(1, total - warmup)
-
-
-def _set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate * group.get(RATE_SHARE, 1.0)
 
 
 def _check_weights(training: Training, saved: int) -> None:

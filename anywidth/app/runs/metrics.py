@@ -9,7 +9,7 @@ import io
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,29 +35,24 @@ class MetricsLog:
             log.append(step, {"loss/1.0": 2.3, "loss/0.25": 2.5})
 
     A row is written as soon as it is appended, so a kill costs at most a part of the last line,
-    which is dropped when the file is opened again. A new name becomes a new column.
-
-    Args:
-        path: the CSV file; an existing file is continued.
-        tensorboard: a folder for TensorBoard events; None for no events.
+    which is dropped when the file is opened again and continued. A new name becomes a new column.
     """
 
-    def __init__(self, path: str | Path, tensorboard: str | Path | None = None) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Path, tensorboard: Path | None = None) -> None:
         if tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
             raise AnywidthError(
                 "TensorBoard events need the package tensorboard: pip install tensorboard"
             )
-        self._tensorboard = None if tensorboard is None else Path(tensorboard)
+        self.path = path
+        self._tensorboard = tensorboard
         self._events: SummaryWriter | None = None
         self._purge_step: int | None = None
-        self._columns: list[str] = ["step"]
+        self._columns: list[str] = []
         self._last_step: int | None = None
         self.beside: Callable[[int, Mapping[str, Number]], None] | None = None
         """Called with every row too."""
-        if self.path.exists():
-            rows = read_metrics(self.path)
-            self._rewrite(rows, _columns_of(rows))
+        if path.exists():
+            self._rewrite(read_metrics(path))
 
     def append(self, step: int, values: Mapping[str, Number]) -> None:
         """Add a row of Python numbers: reading a tensor would make the host wait for the device."""
@@ -67,16 +62,16 @@ class MetricsLog:
                 f"{self.path} already has rows up to step {self._last_step}; call "
                 f"truncate_after({step}) to continue from step {step}"
             )
-        new = [name for name in row if name not in self._columns]
-        if new or not self.path.exists():
-            rows = read_metrics(self.path) if self.path.exists() else []
-            self._rewrite([*rows, row], [*self._columns, *new])
+        if not self.path.exists():
+            self._rewrite([row])
+        elif not row.keys() <= set(self._columns):
+            self._rewrite([*read_metrics(self.path), row])
         else:
             with (
                 errors_that_name(self.path),
                 open(self.path, "a", encoding="utf-8", newline="") as file,
             ):
-                file.write(_lines(self._columns, [row]))
+                csv.DictWriter(file, self._columns, lineterminator="\n").writerow(row)
             self._last_step = step
         self._write_events(step, values)
         if self.beside is not None:
@@ -90,8 +85,7 @@ class MetricsLog:
         self.close()
         self._purge_step = step + 1
         if self.path.exists():
-            rows = [row for row in read_metrics(self.path) if row["step"] <= step]
-            self._rewrite(rows, _columns_of(rows))
+            self._rewrite([row for row in read_metrics(self.path) if row["step"] <= step])
 
     def close(self) -> None:
         """Write pending events; rows can still be added afterwards."""
@@ -106,12 +100,15 @@ class MetricsLog:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _rewrite(self, rows: list[dict[str, Number]], columns: list[str]) -> None:
-        """Replace the file by a new one."""
-        header = _lines(columns, [dict(zip(columns, columns, strict=True))])
-        write_atomically(self.path, (header + _lines(columns, rows)).encode())
-        self._columns = columns
+    def _rewrite(self, rows: list[dict[str, Number]]) -> None:
+        """Replace the file by a new one, with the columns in order of first appearance."""
+        self._columns = list(dict.fromkeys(["step", *(name for row in rows for name in row)]))
         self._last_step = int(rows[-1]["step"]) if rows else None
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self._columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(self.path, text.getvalue().encode())
 
     def _write_events(self, step: int, values: Mapping[str, Number]) -> None:
         if self._tensorboard is None:
@@ -167,17 +164,6 @@ def read_metrics(path: str | Path) -> list[dict[str, Number]]:
             ) from error
         rows.append(row)
     return rows
-
-
-def _columns_of(rows: list[dict[str, Number]]) -> list[str]:
-    """The columns in order of first appearance."""
-    return list(dict.fromkeys(["step", *(name for row in rows for name in row)]))
-
-
-def _lines(columns: list[str], rows: Iterable[Mapping[str, Number | str]]) -> str:
-    text = io.StringIO()
-    csv.DictWriter(text, columns, restval="", lineterminator="\n").writerows(rows)
-    return text.getvalue()
 
 
 def _number(text: str) -> Number:

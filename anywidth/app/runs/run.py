@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import anywidth.json_values as values
 from anywidth.app.own_command import own_command
 from anywidth.app.runs.checkpoints import (
     LAYOUT_VERSION,
@@ -46,16 +47,6 @@ from anywidth.files import (
     write_json,
     write_together,
 )
-from anywidth.json_values import (
-    Reader,
-    anything,
-    checksum_of,
-    mapped,
-    optional,
-    record,
-    text,
-    whole,
-)
 
 MEND = "restore it from a copy, or train again with another --out"
 """The fix for a damaged file of a run."""
@@ -66,12 +57,12 @@ _RESULTS = (
     *("model.safetensors", "statistics.safetensors"),
     *("spectrum.json", "spectrum.csv", "report.html", "metrics.csv"),
 )
-_FINISHED_FIELDS = record(
+_FINISHED_FIELDS = values.record(
     {
-        "version": whole(LAYOUT_VERSION, LAYOUT_VERSION),
-        "state": mapped(anything),
-        "sha256": optional(text),
-        "settings": optional(mapped(anything)),
+        "version": values.whole(LAYOUT_VERSION, LAYOUT_VERSION),
+        "state": values.mapped(values.anything),
+        "sha256": values.optional(values.text),
+        "settings": values.optional(values.mapped(values.anything)),
     },
     {"sha256": None, "settings": None},  # runs of older versions lack them
 )
@@ -150,9 +141,19 @@ class Run:
 
     def read_settings(self, kind: type[SettingsType]) -> SettingsType:
         """The settings in config.json; errors name the file."""
-        with errors_about(self.folder / "config.json"):
+        path = self.folder / "config.json"
+        with errors_about(path):
             found = from_json(kind, self.settings_data)
-        self._check_settings()
+        # If they were edited after training, answers would be of another network.
+        trained = self._read_finished()["settings"] if self.finished else None
+        for name, value in (trained or {}).items():
+            is_free = name in _CIRCUMSTANCES or name.endswith("_dir")
+            now = self.settings_data.get(name, value)
+            if not is_free and now != value:
+                raise AnywidthError(
+                    f"{path}: {name} is {now!r}, but the run was trained with {value!r}; put that "
+                    "back, or train a new run"
+                )
         return found
 
     @classmethod
@@ -178,12 +179,9 @@ class Run:
             write_json(path, facts)
 
     def check_data(self, facts: Mapping[str, Any], known: Mapping[str, Any] | None = None) -> None:
-        """Refuse data that this run was not trained with.
+        """Refuse data that this run was not trained with, by facts such as its classes.
 
-        Args:
-            facts: of the data that was loaded, such as its classes.
-            known: facts of the run's own data, if they are known from elsewhere; runs of older
-                versions have no record.
+        `known` are facts of the run's own data: runs of older versions have no record.
         """
         path = self.folder / _DATA
         recorded = _read_own(path) if path.exists() else {}
@@ -212,14 +210,13 @@ class Run:
         state: Mapping[str, Any],
         *,
         metadata: Mapping[str, Metadata] | None = None,
-        keep: int = 2,
     ) -> Path:
-        """Write the state after `step` steps, a file per part; the newest `keep` stay.
+        """Write the state after `step` steps, a file per part; the newest two stay.
 
         `state` is JSON data such as counters, and `metadata` text for the files of the parts.
         """
         self._check_writing()
-        return self._checkpoints.save(step, tensors, state, metadata or {}, keep)
+        return self._checkpoints.save(step, tensors, state, metadata or {})
 
     def load_checkpoint(self) -> Checkpoint | None:
         """The newest complete checkpoint; None if none was ever saved."""
@@ -237,14 +234,17 @@ class Run:
         The run counts as unfinished until the last of them is on the disk.
         """
         self._check_writing()
-        checksum = checksum_of(state)
+        facts = {
+            "state": state,
+            "sha256": values.checksum_of(state),
+            "settings": self.settings_data,
+        }
         finished = self.folder / _FINISHED
         if finished.exists():
             finished.unlink()
             sync_folder(self.folder)
-        for part, values in tensors.items():
-            save_tensors(self.folder / part_file(part), values, (metadata or {}).get(part))
-        facts = {"state": state, "sha256": checksum, "settings": self.settings_data}
+        for part, found in tensors.items():
+            save_tensors(self.folder / part_file(part), found, (metadata or {}).get(part))
         write_json(finished, {"version": LAYOUT_VERSION, **facts})
 
     def save_statistics(
@@ -298,9 +298,9 @@ class Run:
         """The `state_dict` of the finished network, or of the newest checkpoint."""
         found = self.load_part("model")[0]
         if self.finished and (self.folder / part_file("statistics")).is_file():
-            for name, tensor in self.load_part("statistics")[0].items():
-                if name.startswith(_FULL_WIDTH) and name.removeprefix(_FULL_WIDTH) in found:
-                    found[name.removeprefix(_FULL_WIDTH)] = tensor
+            statistics = self.load_part("statistics")[0]
+            changed = {name: statistics.get(_FULL_WIDTH + name) for name in found}
+            found |= {name: tensor for name, tensor in changed.items() if tensor is not None}
         return found
 
     def state(self) -> dict[str, Any]:
@@ -308,7 +308,7 @@ class Run:
         if not self.finished:
             return self._newest().state
         found, path = self._read_finished(), self.folder / _FINISHED
-        if found["sha256"] not in (None, checksum_of(found["state"])):
+        if found["sha256"] not in (None, values.checksum_of(found["state"])):
             raise AnywidthError(f"{path}: its content does not match its checksum; {MEND}")
         state: dict[str, Any] = found["state"]
         return state
@@ -319,23 +319,13 @@ class Run:
         with errors_about(path, MEND):
             return _FINISHED_FIELDS(data, "")
 
-    def _check_settings(self) -> None:
-        """Refuse settings that were edited after training: answers would be of another network."""
-        trained = self._read_finished()["settings"] if self.finished else None
-        for name, value in (trained or {}).items():
-            is_free = name in _CIRCUMSTANCES or name.endswith("_dir")
-            now = self.settings_data.get(name, value)
-            if not is_free and now != value:
-                raise AnywidthError(
-                    f"{self.folder / 'config.json'}: {name} is {now!r}, but the run was trained "
-                    f"with {value!r}; put that back, or train a new run"
-                )
-
-    def read_state(self, fields: Mapping[str, Reader[Any]]) -> dict[str, Any]:
+    def read_state(self, fields: Mapping[str, values.Reader[Any]]) -> dict[str, Any]:
         """Fields of the state, read by a schema; the error names the file."""
         state = self.state()
         with errors_about(self.folder / _FINISHED, MEND):
-            return record(fields)({name: state[name] for name in fields if name in state}, "state")
+            return values.record(fields)(
+                {name: state[name] for name in fields if name in state}, "state"
+            )
 
     def _load_final(self, path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         """A file of the finished network; if it is damaged, the error names the fix."""
@@ -384,12 +374,11 @@ def check_free(folder: Path) -> None:
 def check_writable(folder: Path) -> None:
     """Refuse a read-only folder before the work, not after it."""
     for place in (folder, folder / "plots"):
-        if not place.exists() or os.access(place, os.W_OK | os.X_OK):
-            continue
-        raise AnywidthError(
-            f"{place} is read-only, but the results are written there: copy the run to a folder "
-            "that can be written to, and use that one"
-        )
+        if place.exists() and not os.access(place, os.W_OK | os.X_OK):
+            raise AnywidthError(
+                f"{place} is read-only, but the results are written there: copy the run to a "
+                "folder that can be written to, and use that one"
+            )
 
 
 def _short(value: object) -> str:

@@ -74,20 +74,11 @@ class Settings:
         """
         for field in dataclasses.fields(self):
             value, limits = getattr(self, field.name), field.metadata.get("limits", {})
-            for word, limit in limits.items():
-                if value is not None and not _COMPARE[word](value, limit):
-                    raise AnywidthError(
-                        f"{self.given(field.name)}: expected {_limits_text(limits)}"
-                    )
-            is_number = isinstance(value, int | float)
-            if (
-                is_number
-                and not {"at most", "below"} & limits.keys()
-                and value > _MOST[type(value)]
-            ):
-                raise AnywidthError(
-                    f"{self.given(field.name)}: expected at most {_MOST[type(value)]}"
-                )
+            most = _MOST.get(type(value))
+            if most is not None and not {"at most", "below"} & limits.keys() and value > most:
+                limits = {"at most": most}
+            if value is not None and not all(_COMPARE[w](value, limits[w]) for w in limits):
+                raise AnywidthError(f"{self.given(field.name)}: expected {_limits_text(limits)}")
 
     def given(self, name: str) -> str:
         """A field as it is typed on a command line: `--batch-size 8` or `--no-distill`."""

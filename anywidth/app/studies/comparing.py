@@ -38,19 +38,12 @@ Line = tuple[str, str]
 
 @dataclass(frozen=True)
 class Words:
-    """How differences in a metric are put into words.
-
-    Args:
-        noun: the metric.
-        unit: of a difference, with a space before it.
-        decimals: of a difference.
-        noise: where the uncertainty of one seed comes from.
-    """
+    """How differences in a metric are put into words."""
 
     noun: str
-    unit: str
+    unit: str  # with a space before it
     decimals: int
-    noise: str
+    noise: str  # where the uncertainty of one seed comes from
 
 
 ERROR = Words("error", " points", 2, "by the number of test images")
@@ -65,16 +58,12 @@ _WORDS = {
 class Results:
     """The measurements of a study, and the paper's numbers for the same settings.
 
-    Args:
-        spectra: line → seed → spectrum.
-        paper: line → width → top-1 error, for the lines that the paper has numbers for.
-        classes: the number of classes, if known.
-        test_images: the number of images the errors were measured with, if known.
-        described: name of a metric → how it is shown; the first is compared.
+    `described` is how each metric is shown; the first is compared. The numbers of classes and of
+    images that errors were measured with are None if not known.
     """
 
-    spectra: Mapping[Line, Mapping[int, Spectrum]]
-    paper: Mapping[Line, Mapping[float, float]]
+    spectra: Mapping[Line, Mapping[int, Spectrum]]  # by seed
+    paper: Mapping[Line, Mapping[float, float]]  # top-1 errors by width, where it has them
     classes: int | None = None
     test_images: int | None = None
     described: Mapping[str, Metric] = field(default_factory=lambda: TrainedClassifier.metrics)
@@ -83,10 +72,6 @@ class Results:
     def metric(self) -> str:
         """The metric that is compared."""
         return next(iter(self.described))
-
-    @property
-    def words(self) -> Words:
-        return _WORDS[self.metric]
 
     def describe(self, metric: str) -> Metric:
         """How a metric is shown, also one of a single picture set."""
@@ -105,12 +90,8 @@ class Results:
 
     def points(self, line: Line, width: float) -> list[SpectrumPoint]:
         """What every seed that has a width measured there."""
-        return [
-            point
-            for one in self.seeds(line).values()
-            for point in one.points
-            if point.width is not None and abs(point.width - width) < 1e-9
-        ]
+        spectra = self.seeds(line).values()
+        return [point for one in spectra for point in one.points if point.is_at(width)]
 
     def means(
         self, line: Line, widths: Sequence[float], metric: str | None = None
@@ -124,7 +105,10 @@ class Results:
 
     def learned_nothing(self, errors: Sequence[float]) -> bool:
         """Whether no error is better than guessing, so that their order means nothing."""
-        return self.classes is not None and min(errors) >= chance(self.classes) - NEAR_CHANCE
+        if self.classes is None:
+            return False
+        guessing = 100 * (1 - 1 / self.classes)
+        return min(errors) >= guessing - NEAR_CHANCE
 
     def noise(self, lines: Sequence[Line], widths: Sequence[float]) -> float:
         """The margin of the difference of two lines with one seed, see `margin`; 0 if not known."""
@@ -144,9 +128,8 @@ class Results:
     def paper_error(self, line: Line, widths: Sequence[float]) -> float | None:
         """The paper's mean error over some widths, if it printed all of them."""
         printed = self.paper.get(line, {})
-        if not widths or any(width not in printed for width in widths):
-            return None
-        return statistics.mean(printed[width] for width in widths)
+        is_printed = widths and printed.keys() >= set(widths)
+        return statistics.mean(printed[width] for width in widths) if is_printed else None
 
 
 class Verdict(StrEnum):
@@ -164,11 +147,6 @@ class Finding:
 
     def __str__(self) -> str:
         return f"**{self.verdict[0].upper()}{self.verdict[1:]}.** {self.text}"
-
-
-def chance(classes: int) -> float:
-    """The top-1 error of guessing, in percent."""
-    return 100 * (1 - 1 / classes)
 
 
 def margin(values: Sequence[float], noise: float = 0.0) -> float:
@@ -204,13 +182,8 @@ def compare(
 ) -> Finding:
     """Compare the metric of two settings of a network, in the mean over some widths.
 
-    Args:
-        claim: the paper's finding, in words.
-        one, other: the labels of the settings.
-        limit: the claim holds if the first exceeds the second by at most this.
-        at_least: the claim holds if it exceeds it by at least `limit` instead.
-        noise: the margin with one seed, see `Results.noise`; 0 if both measure the same trained
-            network.
+    The claim holds if the first exceeds the second by at most `limit`, or if `at_least`, by at
+    least that. `noise` is the margin with one seed; 0 if both measure the same trained network.
     """
     lines = (network, one), (network, other)
     ours, theirs = (results.means(line, widths) for line in lines)
@@ -226,7 +199,7 @@ def compare(
     paper = None
     if printed[0] is not None and printed[1] is not None:
         paper = printed[0] - printed[1]
-    words = results.words
+    words = _WORDS[results.metric]
     text = f"{claim}: the {words.noun} of {one} is {spell(differences, words)} that of {other}"
     where = f"{spell_widths(widths)} ({spell_margin(differences, paper, noise, words)})"
     return Finding(verdict, f"{text}, {where}{remark}.")

@@ -6,20 +6,19 @@ from typing import Any
 
 from anywidth.app.studies import findings
 from anywidth.app.studies.study_parts import (
+    MOBILENET_V1,
+    MOBILENET_V2,
     Measurement,
     Network,
     Picture,
     Setting,
     Study,
-    Training,
     training,
 )
 
-MOBILENET_V1 = Network("mobilenet_v1", "MobileNet v1", (0.25, 0.5, 0.75, 1.0))
-MOBILENET_V2 = Network("mobilenet_v2", "MobileNet v2", (0.35, 0.5, 0.75, 1.0))
 WDSR = Network("wdsr", "WDSR", (0.5, 1.0), "super_resolution", step=0.0625)
 ATARI_CNN = Network("atari_cnn", "PPO", (0.25, 0.5, 0.75, 1.0), "reinforcement")
-NETWORKS = (MOBILENET_V1, MOBILENET_V2, WDSR, ATARI_CNN)
+MOBILENETS = (MOBILENET_V1, MOBILENET_V2)
 
 AS_TRAINED = Measurement("as-trained", "trained", "trained")
 AT_TABLE = Measurement("table", "trained", "table")
@@ -36,59 +35,53 @@ POST_STATISTICS = {
 }
 
 US_V1 = training(MOBILENET_V1)
-# Not in the paper, which sums the losses of the widths.
-BALANCED_V1 = training(MOBILENET_V1, weights="balanced")
-BALANCED_V2 = training(MOBILENET_V2, weights="balanced")
 S_V1 = training(MOBILENET_V1, method="s")
-I_V1 = tuple(training(MOBILENET_V1, method="i", width=w) for w in MOBILENET_V1.widths)
-US_V2 = training(MOBILENET_V2)
-S_V2 = training(MOBILENET_V2, method="s")
-I_V2 = tuple(training(MOBILENET_V2, method="i", width=w) for w in MOBILENET_V2.widths)
-MAIN = ((MOBILENET_V1, US_V1, S_V1, I_V1), (MOBILENET_V2, US_V2, S_V2, I_V2))
 NONUNIFORM = training(MOBILENET_V1, nonuniform=True)
 # Images kept out of training judge a search. Configurations that come again can be captured.
 DRAWN = 512
-SEARCHABLE = {
-    network: (
-        training(network, nonuniform=True, held_out=0.1),
-        training(network, nonuniform=True, held_out=0.1, lattice=DRAWN),
-    )
-    for network in (MOBILENET_V1, MOBILENET_V2)
-}
+_ALL_DRAWN = {"nonuniform": True, "held_out": 0.1}
+SEARCHABLE = {"": _ALL_DRAWN, f", {DRAWN}": _ALL_DRAWN | {"lattice": DRAWN}}
 # As many configurations as with d = 8: captured graphs of all 1,513 do not fit in memory.
-US_V1_BY_ONE = training(MOBILENET_V1, divisor=1, lattice=187)
-I_WDSR = tuple(training(WDSR, method="i", width=width) for width in WDSR.widths)
-I_PPO = tuple(training(ATARI_CNN, method="i", width=width) for width in ATARI_CNN.widths)
+AS_MANY_AS_BY_EIGHT = 187
 # Only `drawn-widths` draws from so few configurations, to show the effect.
 FEW = 16
 # Minutes are an eighth of the sum over trainings: eight ran side by side under MPS.
 H200 = "CIFAR-10, an H200"
 
 
-def _us(label: str, one: Training = US_V1, paper: tuple[str, str] | None = None) -> Setting:
-    """A line of MobileNet v1; without changes it is the paper's default US-Net."""
-    if one == US_V1 and paper is None:
-        paper = ("main", "us-net")
-    return Setting(label, MOBILENET_V1, (one,), CALIBRATED, paper=paper)
+def _us(
+    label: str,
+    network: Network = MOBILENET_V1,
+    measurement: Measurement = CALIBRATED,
+    paper: tuple[str, str] | None = None,
+    **changes: Any,
+) -> Setting:
+    """A US-Net; a MobileNet without changes is the paper's default."""
+    if network in MOBILENETS and not changes:
+        paper = paper or ("main", "us-net")
+    return Setting(label, network, (training(network, **changes),), measurement, paper=paper)
 
 
-def _against_alone(
-    network: Network, us: Training, s: Training, i: tuple[Training, ...]
-) -> tuple[Setting, ...]:
+def _i(network: Network, paper: tuple[str, str] | None = None) -> Setting:
+    """One network per width of the table."""
+    alone = tuple(training(network, method="i", width=width) for width in network.widths)
+    return Setting("I-Net", network, alone, AS_TRAINED, kind="i", paper=paper)
+
+
+def _main(network: Network) -> tuple[Setting, ...]:
     """A US-Net as in the paper, and what the paper compares it with."""
+    s = training(network, method="s")
     return (
-        Setting("I-Net", network, i, AS_TRAINED, kind="i", paper=("main", "i-net")),
+        _i(network, ("main", "i-net")),
         Setting("S-Net", network, (s,), AS_TRAINED, kind="s", paper=("main", "s-net")),
-        Setting("US-Net", network, (us,), CALIBRATED, paper=("main", "us-net")),
+        _us("US-Net", network),
     )
 
 
-def _without_distillation(rule: str) -> Training:
-    return training(MOBILENET_V1, rule=rule, widths_per_step=3, distill=False)
-
-
-def _us_wdsr(label: str, **changes: Any) -> Setting:
-    return Setting(label, WDSR, (training(WDSR, **changes),), SPECTRUM)
+def _sliced(label: str, network: Network, measurement: Measurement) -> Setting:
+    """An ordinary network of full width, also run narrower."""
+    alone = training(network, method="i", width=1.0)
+    return Setting(label, network, (alone,), measurement, kind="control")
 
 
 STUDIES: tuple[Study, ...] = (
@@ -97,7 +90,7 @@ STUDIES: tuple[Study, ...] = (
         "table 1, figures 1 and 3",
         "individually trained networks (I-Net), four switches (S-Net) and one network for all "
         "widths (US-Net), MobileNet v1 and v2",
-        tuple(setting for one in MAIN for setting in _against_alone(*one)),
+        tuple(setting for network in MOBILENETS for setting in _main(network)),
         findings.main,
         pictures=(
             Picture(
@@ -110,17 +103,9 @@ STUDIES: tuple[Study, ...] = (
                     "I-Net": "trained for one width alone (I-Net)",
                 },
             ),
-            Picture(
-                "main-figure-3-mobilenet_v1",
-                "MobileNet v1",
-                MOBILENET_V1,
-                ("US-Net", "S-Net", "I-Net"),
-            ),
-            Picture(
-                "main-figure-3-mobilenet_v2",
-                "MobileNet v2",
-                MOBILENET_V2,
-                ("US-Net", "S-Net", "I-Net"),
+            *(
+                Picture(f"main-figure-3-{one.name}", one.title, one, ("US-Net", "S-Net", "I-Net"))
+                for one in MOBILENETS
             ),
         ),
         seeds=3,
@@ -133,11 +118,9 @@ STUDIES: tuple[Study, ...] = (
         "widest (the default of `anywidth train`)",
         tuple(
             setting
-            for one, balanced in zip(MAIN, (BALANCED_V1, BALANCED_V2), strict=True)
-            for setting in (
-                Setting(findings.BALANCED, one[0], (balanced,), CALIBRATED),
-                *_against_alone(*one),
-            )
+            for network in MOBILENETS
+            # Not in the paper, which sums the losses of the widths.
+            for setting in (_us(findings.BALANCED, network, weights="balanced"), *_main(network))
         ),
         findings.balanced_losses,
         pictures=(
@@ -162,7 +145,7 @@ STUDIES: tuple[Study, ...] = (
                         "US-Net": "US-Net, sum of losses",
                     },
                 )
-                for network in (MOBILENET_V1, MOBILENET_V2)
+                for network in MOBILENETS
             ),
         ),
         seeds=2,
@@ -173,7 +156,7 @@ STUDIES: tuple[Study, ...] = (
         "table 2",
         "which three widths a step visits, without distillation",
         tuple(
-            _us(label, _without_distillation(rule), ("sampling_rule", paper))
+            _us(label, paper=("sampling_rule", paper), rule=rule, widths_per_step=3, distill=False)
             for label, rule, paper in (
                 ("3 random", "random", "3 random"),
                 ("min + 2 random", "min+random", "min+2 random"),
@@ -191,8 +174,8 @@ STUDIES: tuple[Study, ...] = (
         "narrow widths that learn from the full width, from true labels, or from both",
         (
             _us("inplace distillation"),
-            _us("true labels alone", training(MOBILENET_V1, distill=False)),
-            _us("half true labels", training(MOBILENET_V1, truth=0.5)),
+            _us("true labels alone", distill=False),
+            _us("half true labels", truth=0.5),
         ),
         findings.distillation,
         seeds=3,
@@ -220,11 +203,7 @@ STUDIES: tuple[Study, ...] = (
         "lower-bound",
         "figure 7",
         "the narrowest width trained, k0 = 0.25, 0.35 and 0.05",
-        (
-            _us("k0 = 0.25"),
-            _us("k0 = 0.35", training(MOBILENET_V1, low=0.35)),
-            _us("k0 = 0.05", training(MOBILENET_V1, low=0.05)),
-        ),
+        (_us("k0 = 0.25"), _us("k0 = 0.35", low=0.35), _us("k0 = 0.05", low=0.05)),
         findings.lower_bound,
         widths=(0.05, 0.25, 0.35, 0.5, 0.75, 1.0),
         minutes={H200: 5},
@@ -233,7 +212,7 @@ STUDIES: tuple[Study, ...] = (
         "divisor",
         "figure 8",
         "channels in multiples of d = 8 and of 1",
-        (_us("d = 8"), _us("d = 1", US_V1_BY_ONE)),
+        (_us("d = 8"), _us("d = 1", divisor=1, lattice=AS_MANY_AS_BY_EIGHT)),
         findings.divisor,
         minutes={H200: 3.5},
     ),
@@ -241,11 +220,7 @@ STUDIES: tuple[Study, ...] = (
         "number-of-widths",
         "figure 9",
         "n = 3, 4 and 5 widths per step",
-        (
-            _us("n = 3", training(MOBILENET_V1, widths_per_step=3)),
-            _us("n = 4"),
-            _us("n = 5", training(MOBILENET_V1, widths_per_step=5)),
-        ),
+        (_us("n = 3", widths_per_step=3), _us("n = 4"), _us("n = 5", widths_per_step=5)),
         findings.number_of_widths,
         minutes={H200: 4},
     ),
@@ -255,9 +230,9 @@ STUDIES: tuple[Study, ...] = (
         f"random widths drawn from all configurations, or from {FEW} of them",
         (
             _us("n = 4, all"),
-            _us(f"n = 4, {FEW}", training(MOBILENET_V1, lattice=FEW)),
-            _us("n = 5, all", training(MOBILENET_V1, widths_per_step=5)),
-            _us(f"n = 5, {FEW}", training(MOBILENET_V1, widths_per_step=5, lattice=FEW)),
+            _us(f"n = 4, {FEW}", lattice=FEW),
+            _us("n = 5, all", widths_per_step=5),
+            _us(f"n = 5, {FEW}", widths_per_step=5, lattice=FEW),
         ),
         findings.drawn_widths,
         minutes={H200: 7},
@@ -268,10 +243,9 @@ STUDIES: tuple[Study, ...] = (
         "a network trained with a separate width per layer, one stage of five narrowed by 0.6",
         (
             _us("trained uniform"),
-            Setting("uniform", MOBILENET_V1, (NONUNIFORM,), STAGES, "uniform"),
             *(
-                Setting(f"stage {i}", MOBILENET_V1, (NONUNIFORM,), STAGES, f"stage {i}")
-                for i in range(1, 6)
+                Setting(part, MOBILENET_V1, (NONUNIFORM,), STAGES, part)
+                for part in ("uniform", *(f"stage {number}" for number in range(1, 6)))
             ),
         ),
         findings.nonuniform,
@@ -291,9 +265,11 @@ STUDIES: tuple[Study, ...] = (
         "channels that a search finds for the multiply-adds of widths 0.5 and 0.7, against these "
         f"widths; nonuniform widths in training drawn from all or from {DRAWN} configurations",
         tuple(
-            Setting(f"{part}{ending}", network, (one,), SEARCHED, part, kind)
-            for network, trainings in SEARCHABLE.items()
-            for one, ending in zip(trainings, ("", f", {DRAWN}"), strict=True)
+            Setting(
+                f"{part}{drawn}", network, (training(network, **changes),), SEARCHED, part, kind
+            )
+            for network in MOBILENETS
+            for drawn, changes in SEARCHABLE.items()
             for part, kind in (("uniform", "us"), ("searched", "i"))
         ),
         findings.search,
@@ -307,7 +283,7 @@ STUDIES: tuple[Study, ...] = (
         (
             _us("US-Net"),
             Setting("S-Net", MOBILENET_V1, (S_V1,), CALIBRATED),
-            Setting("sliced I-Net 1.0", MOBILENET_V1, I_V1[-1:], CALIBRATED, kind="control"),
+            _sliced("sliced I-Net 1.0", MOBILENET_V1, CALIBRATED),
         ),
         findings.naturally_slimmable,
         minutes={H200: 3},
@@ -317,12 +293,8 @@ STUDIES: tuple[Study, ...] = (
         "table 4",
         "US-MobileNet v1 with and without output averaging",
         (
-            _us("US-Net", US_V1, ("output_averaging", "off")),
-            _us(
-                "output averaging",
-                training(MOBILENET_V1, average_outputs=True),
-                ("output_averaging", "on"),
-            ),
+            _us("US-Net", paper=("output_averaging", "off")),
+            _us("output averaging", paper=("output_averaging", "on"), average_outputs=True),
         ),
         findings.output_averaging,
         minutes={H200: 3.5},
@@ -332,10 +304,10 @@ STUDIES: tuple[Study, ...] = (
         "figure 4",
         "WDSR for all widths, with l1 distillation or without, and trained individually",
         (
-            Setting("I-Net", WDSR, I_WDSR, AS_TRAINED, kind="i"),
-            _us_wdsr("US-Net, l1 distillation and truth", distill="l1", truth=0.9),
-            _us_wdsr("US-Net, l1 distillation", distill="l1"),
-            _us_wdsr("US-Net, no distillation", distill="none"),
+            _i(WDSR),
+            _us("US-Net, l1 distillation and truth", WDSR, SPECTRUM, distill="l1", truth=0.9),
+            _us("US-Net, l1 distillation", WDSR, SPECTRUM, distill="l1"),
+            _us("US-Net, no distillation", WDSR, SPECTRUM, distill="none"),
         ),
         findings.super_resolution,
         pictures=(
@@ -353,9 +325,9 @@ STUDIES: tuple[Study, ...] = (
         None,
         "WDSR for all widths, with l2 distillation (the default) or without",
         (
-            Setting("I-Net", WDSR, I_WDSR, AS_TRAINED, kind="i"),
-            _us_wdsr("US-Net"),
-            _us_wdsr("US-Net, no distillation", distill="none"),
+            _i(WDSR),
+            _us("US-Net", WDSR, SPECTRUM),
+            _us("US-Net, no distillation", WDSR, SPECTRUM, distill="none"),
         ),
         findings.super_resolution,
     ),
@@ -364,9 +336,9 @@ STUDIES: tuple[Study, ...] = (
         "figure 5",
         "PPO on Breakout: one network for all widths, and four trained individually",
         (
-            Setting("US-Net", ATARI_CNN, (training(ATARI_CNN),), AT_TABLE),
-            Setting("I-Net", ATARI_CNN, I_PPO, AS_TRAINED, kind="i"),
-            Setting("I-Net 1.0, sliced", ATARI_CNN, I_PPO[-1:], AT_TABLE, kind="control"),
+            _us("US-Net", ATARI_CNN, AT_TABLE),
+            _i(ATARI_CNN),
+            _sliced("I-Net 1.0, sliced", ATARI_CNN, AT_TABLE),
         ),
         findings.reinforcement,
         curves="score",

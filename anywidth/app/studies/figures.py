@@ -6,12 +6,13 @@ are the paper's figure 5: of I-Nets and of the US-Net, and both at the end.
 
 from __future__ import annotations
 
-import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from anywidth.app.runs.metrics import read_metrics
 from anywidth.app.showing.figure_style import BLUE, GREEN, INK, ORANGE, PURPLE, write_figures
@@ -19,9 +20,8 @@ from anywidth.app.showing.plots import LOOKS, series_colors, spectra_figure
 from anywidth.app.showing.spectrum_tables import format_count
 from anywidth.app.studies.comparing import Results
 from anywidth.app.studies.study_parts import Picture, Study
-from anywidth.app.studies.tables import mean_spectrum
 from anywidth.app.studies.trainings import Job
-from anywidth.measuring.spectra import Spectrum, standard_error
+from anywidth.measuring.spectra import STANDARD_ERROR, Spectrum, standard_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,49 +30,54 @@ if TYPE_CHECKING:
 
 # Space between the outermost band and the frame, as a share of the axis.
 _MARGIN = 0.03
+_COLORS = (ORANGE, PURPLE, GREEN, BLUE)
 
 
 def study_figure(picture: Picture, results: Results) -> Figure:
     """Some settings of a network; call it inside `style()`."""
-    by_seed = [results.seeds((picture.network.name, label)) for label in picture.labels]
-    means = [mean_spectrum(one) for one in by_seed]
+    by_seed = [[*results.seeds((picture.network.name, one)).values()] for one in picture.labels]
+    means = [_mean_spectrum(spectra) for spectra in by_seed]
     named = [replace(mean, name=picture.legend.get(mean.name, mean.name)) for mean in means]
     figure = spectra_figure(named, results.metric, picture.title)
     axes = figure.axes[0]
     # There is one named line per setting, in order, with its points sorted by cost.
     named_lines = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
-    for drawn, one in zip(named_lines, by_seed, strict=True):
-        seeds = [
-            sorted((point.macs, point.metrics[results.metric]) for point in spectrum.points)
-            for spectrum in one.values()
+    for drawn, spectra in zip(named_lines, by_seed, strict=True):
+        points = [
+            sorted((p.macs, p.metrics[results.metric]) for p in one.points) for one in spectra
         ]
-        values = list(zip(*([error for _, error in points] for points in seeds), strict=True))
-        low, high = [min(v) for v in values], [max(v) for v in values]
+        values = np.array(points)[:, :, 1]
+        low, high = values.min(axis=0), values.max(axis=0)
         places = drawn.get_xdata()
-        if len(one) > 1 and len(values) > len(picture.network.widths):
+        if len(spectra) > 1 and len(low) > len(picture.network.widths):
             axes.fill_between(places, low, high, color=drawn.get_color(), alpha=0.15, lw=0)
-        elif len(one) > 1:
+        elif len(spectra) > 1:
             axes.vlines(places, low, high, color=drawn.get_color(), lw=1.2)
-        _make_room(axes, [sum(v) / len(v) for v in values], low, high)
+        # Extend the axis so that the bands of all visible means fit.
+        bottom, top = axes.get_ylim()
+        shown = (bottom <= values.mean(axis=0)) & (values.mean(axis=0) <= top)
+        lowest, highest = low[shown].min(initial=top), high[shown].max(initial=bottom)
+        margin = _MARGIN * (max(top, highest) - min(bottom, lowest))
+        axes.set_ylim(min(bottom, lowest - margin), max(top, highest + margin))
     return figure
 
 
-def _make_room(
-    axes: Axes, means: Sequence[float], low: Sequence[float], high: Sequence[float]
-) -> None:
-    """Extend the axis so that the bands of all visible means fit."""
-    bottom, top = axes.get_ylim()
-    shown = [bottom <= mean <= top for mean in means]
-    lowest = min(itertools.compress(low, shown), default=top)
-    highest = max(itertools.compress(high, shown), default=bottom)
-    margin = _MARGIN * (max(top, highest) - min(bottom, lowest))
-    axes.set_ylim(min(bottom, lowest - margin), max(top, highest + margin))
-
-
-_COLORS = (ORANGE, PURPLE, GREEN, BLUE)
-
-Curve = Mapping[float, float]
-"""Agent steps → mean score."""
+def _mean_spectrum(spectra: Sequence[Spectrum]) -> Spectrum:
+    """The mean over the seeds, point by point; the seeds' spread replaces standard errors."""
+    if len(spectra) == 1:
+        return spectra[0]
+    points = [
+        replace(
+            same[0],
+            metrics={
+                name: statistics.mean(point.metrics[name] for point in same)
+                for name in same[0].metrics
+                if not name.endswith(STANDARD_ERROR)
+            },
+        )
+        for same in zip(*(one.points for one in spectra), strict=True)
+    ]
+    return replace(spectra[0], points=tuple(points))
 
 
 def draw_curves(study: Study, jobs: Sequence[Job], results: Results, out: Path) -> str | None:
@@ -104,9 +109,11 @@ def _figure(study: Study, logged: Sequence[Job], results: Results) -> Figure:
 
 def _draw_learning(axes: Axes, jobs: Sequence[Job], metric: str, widths: Sequence[float]) -> None:
     """The mean over the seeds, with each seed in a faint line; not smoothed."""
+    logs = [read_metrics(job.folder / "metrics.csv") for job in jobs]
     for width, color in zip(widths, _COLORS, strict=False):
-        curves = [_curve(job, f"{metric}/{width}") for job in jobs]
-        curves = [curve for curve in curves if curve]
+        score = f"{metric}/{width}"
+        found = ({row["agent_steps"]: row[score] for row in rows if score in row} for rows in logs)
+        curves = [curve for curve in found if curve]
         if not curves:
             continue
         for curve in curves if len(curves) > 1 else ():
@@ -118,11 +125,6 @@ def _draw_learning(axes: Axes, jobs: Sequence[Job], metric: str, widths: Sequenc
     axes.xaxis.set_major_formatter(lambda value, position: format_count(value))
     if axes.lines:
         axes.legend(title="width", labelcolor=INK)
-
-
-def _curve(job: Job, column: str) -> Curve:
-    rows = read_metrics(job.folder / "metrics.csv")
-    return {row["agent_steps"]: row[column] for row in rows if column in row}
 
 
 def _draw_ends(axes: Axes, results: Results, widths: Sequence[float]) -> None:

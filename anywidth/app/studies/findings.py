@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -20,14 +19,14 @@ from anywidth.app.studies.comparing import (
     spell,
     spell_margin,
 )
+from anywidth.app.studies.study_parts import MOBILENET_V1, MOBILENET_V2
 from anywidth.measuring.spectra import Spectrum
 
 ERROR = "top1_error"
-V1, V2 = "mobilenet_v1", "mobilenet_v2"
-TABLE = (0.25, 0.5, 0.75, 1.0)
+V1 = MOBILENET_V1.name
+TABLE = MOBILENET_V1.widths
 # The label of a US-Net whose narrower widths together weigh as much as the widest.
 BALANCED = "US-Net, balanced"
-SWITCHES = {V1: TABLE, V2: (0.35, 0.5, 0.75, 1.0)}
 
 # "Better" means a visible difference, in points; errors have two decimals.
 BETTER = -0.01
@@ -45,35 +44,34 @@ CLOSE = 0.5
 
 def main(results: Results) -> list[Finding]:
     found = []
-    for network, name in ((V1, "US-MobileNet v1"), (V2, "US-MobileNet v2")):
-        widths = SWITCHES[network]
-        claims = (
-            ("is on average no worse than individual networks", "I-Net", widths, 0.0),
-            ("is better at the narrowest width", "I-Net", widths[:1], BETTER),
-            ("is close at full width", "I-Net", widths[-1:], CLOSE),
-            ("is on average no worse than four switches", "S-Net", widths, 0.0),
-        )
-        for claim, other, where, limit in claims:
-            one = compare(f"{name} {claim}", results, network, "US-Net", other, where, limit)
-            found.append(one)
+    for network in (MOBILENET_V1, MOBILENET_V2):
+        claim, widths = f"US-{network.title} is", network.widths
+        us = partial(compare, results=results, network=network.name, one="US-Net")
+        alone = partial(us, other="I-Net")
+        found += [
+            alone(f"{claim} on average no worse than individual networks", widths=widths),
+            alone(f"{claim} better at the narrowest width", widths=widths[:1], limit=BETTER),
+            alone(f"{claim} close at full width", widths=widths[-1:], limit=CLOSE),
+            us(f"{claim} on average no worse than four switches", other="S-Net", widths=widths),
+        ]
     return found
 
 
 def balanced_losses(results: Results) -> list[Finding]:
     """What we ask of balanced losses, which the paper does not have."""
     found = []
-    for network, name in ((V1, "MobileNet v1"), (V2, "MobileNet v2")):
-        widths = SWITCHES[network]
-        claims: list[tuple[str, str, Sequence[float]]] = [
-            (f"is no worse than alone at {format_width(width)}", "I-Net", (width,))
-            for width in widths
+    for network in (MOBILENET_V1, MOBILENET_V2):
+        balanced = partial(compare, results=results, network=network.name, one=BALANCED)
+        better = partial(balanced, widths=network.widths, limit=BETTER)
+        claim = f"Balanced, {network.title} is"
+        found += [
+            *(
+                balanced(f"{claim} no worse than alone at {width}", other="I-Net", widths=[width])
+                for width in network.widths
+            ),
+            better(f"{claim} on average better than four switches", other="S-Net"),
+            better(f"{claim} on average better than the paper's sum", other="US-Net"),
         ]
-        claims += [("is on average better than four switches", "S-Net", widths)]
-        claims += [("is on average better than the paper's sum", "US-Net", widths)]
-        for claim, other, where in claims:
-            limit = BETTER if "better" in claim else 0.0
-            text = f"Balanced, {name} {claim}"
-            found.append(compare(text, results, network, BALANCED, other, where, limit))
     return found
 
 
@@ -143,23 +141,25 @@ def number_of_widths(results: Results) -> list[Finding]:
 
 def drawn_widths(results: Results) -> list[Finding]:
     """A width that fails stands out between its neighbours."""
-    lines = list(results.spectra)
-    worst = {line: max(map(_highest_peak, results.seeds(line).values())) for line in lines}
-    few = [line for line in lines if not line[1].endswith("all")]
-    among_few = max(few, key=lambda line: worst[line])
-    among_all = max((line for line in lines if line not in few), key=lambda line: worst[line])
     errors = [
-        error for line in lines for error in results.means(line, results.widths(line)).values()
+        error
+        for line in results.spectra
+        for error in results.means(line, results.widths(line)).values()
     ]
     guessing = results.learned_nothing(errors)
     found = []
-    for claim, line, is_bad in (
-        ("A width between those that were drawn can fail", among_few, True),
-        ("If all widths are drawn, none fails", among_all, False),
+    for claim, from_all in (
+        ("A width between those that were drawn can fail", False),
+        ("If all widths are drawn, none fails", True),
     ):
-        height, width = worst[line]
-        holds = (height >= FAILURE) == is_bad
-        text = f"{claim}: {line[1]} at {format_width(width)} is {height:.2f} points above both its "
+        peaks = {
+            label: max(map(_highest_peak, by_seed.values()))
+            for (_, label), by_seed in results.spectra.items()
+            if label.endswith("all") == from_all
+        }
+        label, (height, width) = max(peaks.items(), key=lambda peak: peak[1])
+        holds = (height < FAILURE) == from_all
+        text = f"{claim}: {label} at {format_width(width)} is {height:.2f} points above both its "
         text += f"neighbours, the most of all such lines{GUESSING if guessing else ''}."
         verdict = Verdict.HOLDS if holds else Verdict.FAILS
         found.append(Finding(Verdict.OPEN if guessing else verdict, text))
@@ -198,40 +198,32 @@ def naturally_slimmable(results: Results) -> list[Finding]:
 def search(results: Results) -> list[Finding]:
     """Both networks; a fixed set of configurations must do as well as all of them."""
     found = []
-    for network, name in ((V1, "MobileNet v1"), (V2, "MobileNet v2")):
+    for network in (MOBILENET_V1, MOBILENET_V2):
+        name, title = network.name, network.title
         for width, points in SEARCH_GAINS.items():
-            claim = f"{name}: searched channels are {points} points better than width {width}"
-            found.append(compare(claim, results, network, "searched", "uniform", [width], -points))
-        claim = f"{name}: training with 512 configurations is as good as with all"
+            claim = f"{title}: searched channels are {points} points better than width {width}"
+            found.append(compare(claim, results, name, "searched", "uniform", [width], -points))
+        claim = f"{title}: training with 512 configurations is as good as with all"
         widths = list(SEARCH_GAINS)
-        found.append(compare(claim, results, network, "searched, 512", "searched", widths, SAME))
+        found.append(compare(claim, results, name, "searched, 512", "searched", widths, SAME))
     return found
 
 
 def nonuniform(results: Results) -> list[Finding]:
     """Stages are compared at the same multiply-adds, as in the paper's figure."""
-    stages = [f"stage {number}" for number in range(1, 6)]
     uniform = results.seeds((V1, "uniform"))
-    cost = {
-        stage: {
-            seed: excess_error(spectrum, uniform[seed])
-            for seed, spectrum in results.seeds((V1, stage)).items()
-        }
-        for stage in stages
+    stages = {f"stage {i}": results.seeds((V1, f"stage {i}")) for i in range(1, 6)}
+    costs = {
+        stage: [excess_error(by_seed[seed], one) for seed, one in uniform.items()]
+        for stage, by_seed in stages.items()
     }
-    seeds = list(uniform)
-
-    def margin(better: str, others: Sequence[str], largest: bool) -> list[float]:
-        pick = max if largest else min
-        return [cost[better][seed] - pick(cost[other][seed] for other in others) for seed in seeds]
-
-    means = {stage: statistics.mean(by_seed.values()) for stage, by_seed in cost.items()}
-    listed = ", ".join(f"{stage} {mean:+.2f}" for stage, mean in means.items())
-    worst = [-value for value in margin("stage 5", stages[:-1], largest=True)]
-    best = margin("stage 1", stages[1:], largest=False)
+    listed = ", ".join(f"{stage} {statistics.mean(cost):+.2f}" for stage, cost in costs.items())
+    of_seeds = list(zip(*costs.values(), strict=True))
+    worst = [max(others) - last for *others, last in of_seeds]
+    best = [first - min(others) for first, *others in of_seeds]
     errors = [
         statistics.mean(point.metrics[ERROR] for one in by_seed.values() for point in one.points)
-        for by_seed in (uniform, *(results.seeds((V1, stage)) for stage in stages))
+        for by_seed in (uniform, *stages.values())
     ]
     verdicts, remark = (judge(worst), judge(best)), ""
     if results.learned_nothing(errors):

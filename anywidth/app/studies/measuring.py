@@ -36,8 +36,6 @@ STAGE_CHANNELS = (64, 128, 256, 512, 1024)
 # Their multiply-adds, about a quarter and a half of the full width's, are budgets of a search.
 SEARCHED_WIDTHS = (0.5, 0.7)
 
-NO_STATISTICS: tuple[dict[str, Any], dict[str, str]] = ({}, {"widths": "[]"})
-
 
 def measure(trained: Trained, measurement: Measurement, network: Network) -> dict[str, Spectrum]:
     """The spectra of one measurement, by part; the run on disk is not changed."""
@@ -46,9 +44,9 @@ def measure(trained: Trained, measurement: Measurement, network: Network) -> dic
     if isinstance(trained, TrainedClassifier):
         everything = [width for widths in parts.values() for width in widths.values()]
         _set_statistics(trained, measurement, everything)
-    allowed = uncalibrated_allowed(model) if measurement.statistics == "cut" else None
+    is_cut = measurement.statistics == "cut"
     found = {}
-    with allowed or contextlib.nullcontext():
+    with uncalibrated_allowed(model) if is_cut else contextlib.nullcontext():
         for part, widths in parts.items():
             one = spectrum(model, trained.evaluate, list(widths.values()), name=settings.name)
             named = zip(one.points, widths, strict=True)
@@ -65,7 +63,7 @@ def _set_statistics(
     load_weights(model, trained.run.model_tensors(), trained.run.folder)
     load_statistics(model, *trained.run.load_part("statistics"))
     if measurement.statistics == "cut":
-        load_statistics(model, *NO_STATISTICS)
+        load_statistics(model, {}, {"widths": "[]"})
     elif measurement.statistics != "trained":
         assert trained.data is not None
         loader = calibration_images(trained.data, settings, samples_of(settings, measurement))
@@ -115,13 +113,14 @@ def _widths(
         return {"spectrum": uniform}
     # No stage may be narrower than in training.
     lowest = round(STAGE_STEP * -(-settings.low // (NARROWING * STAGE_STEP)), 6)
-    is_possible = lowest <= settings.high
-    globally = spectrum_widths(lowest, settings.high, STAGE_STEP) if is_possible else []
+    high = settings.high
+    globally = spectrum_widths(lowest, high, STAGE_STEP) if lowest <= high else []
     plan = plan_of(trained.model)
-    parts: dict[str, dict[float, Width]] = {"uniform": uniform}
-    for number, groups in enumerate(stage_groups(plan), start=1):
-        parts[f"stage {number}"] = {w: _narrowed(plan, groups, w) for w in globally}
-    return parts
+    stages: dict[str, dict[float, Width]] = {
+        f"stage {number}": {width: _narrowed(plan, groups, width) for width in globally}
+        for number, groups in enumerate(stage_groups(plan), start=1)
+    }
+    return {"uniform": uniform, **stages}
 
 
 def _searched(trained: Trained) -> dict[str, dict[float, Width]]:

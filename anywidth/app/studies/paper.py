@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import csv
-from functools import cache
 from pathlib import Path
 
 from anywidth.errors import AnywidthError
 
-_FILE = Path(__file__).with_name("paper_tables.csv")
-
 
 def paper_errors(table: str, network: str, setting: str) -> dict[float, float]:
     """Width → error of one line of the paper's tables."""
-    found = _tables().get((table, network, setting))
-    if found is None:
+    tables: dict[tuple[str, ...], dict[float, float]] = {}
+    text = Path(__file__).with_name("paper_tables.csv").read_text(encoding="utf-8")
+    for *line, width, error in csv.reader(text.splitlines()[1:]):
+        tables.setdefault(tuple(line), {})[float(width)] = float(error)
+    if (table, network, setting) not in tables:
         raise AnywidthError(
             f"the paper's tables have no {setting!r} of {network!r} in {table!r}; they have "
-            f"{sorted(_tables())}"
+            f"{sorted(tables)}"
         )
-    return dict(found)
-
-
-@cache
-def _tables() -> dict[tuple[str, str, str], dict[float, float]]:
-    tables: dict[tuple[str, str, str], dict[float, float]] = {}
-    with open(_FILE, newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            line = tables.setdefault((row["table"], row["network"], row["setting"]), {})
-            line[float(row["width"])] = float(row["top1_error"])
-    return tables
+    return tables[table, network, setting]

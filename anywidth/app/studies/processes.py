@@ -12,20 +12,19 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from types import FrameType
 
 import torch
 
+from anywidth.app.data.decoding_workers import available_cores
 from anywidth.app.interrupts import handled_by, note_signal
-from anywidth.app.studies.pieces import terminated_at
 from anywidth.app.studies.trainings import Job, free_memory, work_on
 from anywidth.errors import AnywidthError
 from anywidth.files import make_folder
 from anywidth.measuring.heartbeat import working
-
-DONE, STOPPED, FAILED = "done", "stopped", "failed"
 
 
 class Stopped(BaseException):
@@ -45,19 +44,18 @@ def work_through(
 
     Finished trainings are kept; others continue from their last checkpoint the next time.
 
-    Args:
-        jobs: the jobs, in order.
-        parallel: number of jobs at once; if more than one, each has its own process, an even share
-            of the CPU cores, and a file in `logs/` for its output.
-        deadline: `time.time()` at which to stop.
-        report: called with one line when a job starts or ends.
+    If several jobs run at once, each has its own process, an even share of the CPU cores, and a
+    file in `logs/` for its output. `deadline` is the `time.time()` at which to stop; `report` gets
+    a line when a job starts or ends.
     """
     for job in jobs:
         job.settings.check()
     waiting = [job for job in jobs if job.missing()]
     for folder in dict.fromkeys(job.out for job in waiting):
         make_folder(folder)
-    reporter = _Reporter(report, len(jobs), len(waiting))
+    trainings = "1 training" if len(jobs) == 1 else f"{len(jobs)} trainings"
+    report(f"{trainings}, {len(jobs) - len(waiting)} of them done")
+    reporter = _Reporter(report, len(jobs), len(jobs) - len(waiting))
     try:
         with _stopped_by_signals(deadline):
             if parallel > 1:
@@ -69,35 +67,37 @@ def work_through(
         return False
 
 
+@dataclass
 class _Reporter:
     """Counts finished jobs and reports them."""
 
-    def __init__(self, write: Callable[[str], None], total: int, waiting: int) -> None:
-        self._write, self._total, self._done = write, total, total - waiting
-        trainings = "1 training" if total == 1 else f"{total} trainings"
-        write(f"{trainings}, {self._done} of them done")
+    write: Callable[[str], None]
+    total: int
+    done: int
 
-    def begin(self, job: Job) -> None:
-        self._write(f"{job.name}: started")
+    def begin(self, job: Job) -> float:
+        """Returns when it began, for `end`."""
+        self.write(f"{job.name}: started")
+        return time.monotonic()
 
-    def end(self, job: Job, seconds: float) -> None:
-        self._done += 1
-        self._write(f"{job.name}: done in {seconds:.0f} s, {self._done} of {self._total}")
+    def end(self, job: Job, began: float) -> None:
+        self.done += 1
+        seconds = time.monotonic() - began
+        self.write(f"{job.name}: done in {seconds:.0f} s, {self.done} of {self.total}")
 
 
 def _one_by_one(waiting: list[Job], deadline: float | None, reporter: _Reporter) -> bool:
     for job in waiting:
         if deadline is not None and time.time() >= deadline:
             return False
-        started = time.monotonic()
-        reporter.begin(job)
+        began = reporter.begin(job)
         try:
             is_done = work_on(job)
         except AnywidthError as error:
             raise _failure(job, str(error)) from error
         if not is_done:
             return False
-        reporter.end(job, time.monotonic() - started)
+        reporter.end(job, began)
         free_memory()
     return True
 
@@ -114,6 +114,22 @@ def _stopped_by_signals(deadline: float | None) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def terminated_at(deadline: float | None) -> Iterator[None]:
+    """Send SIGTERM to this process at the deadline, which stops the training loop."""
+    if deadline is None:
+        yield
+        return
+    wait = max(0.0, deadline - time.time())
+    alarm = threading.Timer(wait, os.kill, (os.getpid(), signal.SIGTERM))
+    alarm.daemon = True
+    alarm.start()
+    try:
+        yield
+    finally:
+        alarm.cancel()
+
+
 # ---- several at once -----------------------------------------------------------------------------
 
 
@@ -123,16 +139,14 @@ def _without_working_folder() -> Iterator[None]:
 
     A new Python would look for its modules there first.
     """
-    name = "PYTHONSAFEPATH"
-    before = os.environ.get(name)
-    os.environ[name] = before or "1"
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = before or "1"
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        del os.environ["PYTHONSAFEPATH"]
+        if before is not None:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _in_processes(waiting: list[Job], parallel: int, reporter: _Reporter) -> bool:
@@ -145,19 +159,23 @@ def _in_processes(waiting: list[Job], parallel: int, reporter: _Reporter) -> boo
                 job = waiting.pop(0)
                 answer, question = context.Pipe(duplex=False)
                 process = context.Process(target=_work_alone, args=(job, threads, question))
-                running[answer] = (job, process, time.monotonic())
+                running[answer] = (job, process, reporter.begin(job))
                 process.start()
                 question.close()
-                reporter.begin(job)
             for ready in multiprocessing.connection.wait(list(running)):
                 assert isinstance(ready, Connection)
-                job, process, started = running.pop(ready)
-                state, text = _answer(ready, process)
-                if state == FAILED:
-                    raise _failure(job, text)
-                if state == STOPPED:
+                job, process, began = running.pop(ready)
+                try:
+                    is_done, problem = ready.recv()
+                    process.join()
+                except EOFError:
+                    process.join()
+                    is_done, problem = False, f"its process ended with code {process.exitcode}"
+                if problem is not None:
+                    raise _failure(job, problem)
+                if not is_done:
                     raise Stopped
-                reporter.end(job, time.monotonic() - started)
+                reporter.end(job, began)
         return True
     finally:
         processes = [process for _, process, _ in running.values() if process.pid is not None]
@@ -165,22 +183,6 @@ def _in_processes(waiting: list[Job], parallel: int, reporter: _Reporter) -> boo
             process.terminate()
         for process in processes:
             process.join()
-
-
-def available_cores() -> int:
-    """The cores this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-
-
-def _answer(ready: Connection, process: SpawnProcess) -> tuple[str, str]:
-    try:
-        state, text = ready.recv()
-    except EOFError:
-        process.join()
-        state, text = FAILED, f"its process ended with code {process.exitcode}"
-    process.join()
-    return state, text
 
 
 def _work_alone(job: Job, threads: int, answer: Connection) -> None:
@@ -193,26 +195,26 @@ def _work_alone(job: Job, threads: int, answer: Connection) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()
     except OSError as error:
-        answer.send((FAILED, f"{log}: cannot be written ({error.strerror or error})"))
+        answer.send((False, f"{log}: cannot be written ({error.strerror or error})"))
         return
     with open(log, "a", encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-        state, text = STOPPED, ""
+        is_done, problem = False, None
         try:
             with _stopped_by_signals(None):
                 threading.Thread(target=_follow_parent, daemon=True).start()
-                state = DONE if work_on(job) else STOPPED
+                is_done = work_on(job)
         except Stopped:
             pass
         except AnywidthError as error:
-            state, text = FAILED, str(error)
+            problem = str(error)
         except Exception as error:
             traceback.print_exc()
             sys.stderr.flush()
-            state, text = FAILED, f"{type(error).__name__}: {error}; the traceback is in {log}"
+            problem = f"{type(error).__name__}: {error}; the traceback is in {log}"
         with contextlib.suppress(OSError):  # the parent may be gone
-            answer.send((state, text))
+            answer.send((is_done, problem))
 
 
 def _follow_parent() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,47 +13,25 @@ from anywidth.app.showing.spectrum_tables import format_metric
 from anywidth.app.studies.comparing import Finding
 from anywidth.app.studies.figures import draw_curves, study_figure
 from anywidth.app.studies.measuring import samples_of
-from anywidth.app.studies.pieces import read_pieces
 from anywidth.app.studies.study_parts import Measurement, Study
 from anywidth.app.studies.tables import collect, to_csv, to_markdown
-from anywidth.app.studies.trainings import Job, read_class_count, read_fact
+from anywidth.app.studies.trainings import Job, read_class_count, read_fact, read_pieces
 from anywidth.app.tasks.classification.task import ClassificationSettings
 from anywidth.errors import AnywidthError
 from anywidth.files import write_atomically, write_json
 from anywidth.measuring.spectra import Spectrum
 
-# The fields of a recipe that a page shows, and their names there.
+# What a page says of a recipe, with the names of its fields.
 _RECIPE = {
-    "classification": {
-        "epochs": "epochs",
-        "batch_size": "batches of",
-        "learning_rate": "learning rate",
-        "head_rate": "share of it for the last layer",
-        "warmup_epochs": "warm-up epochs",
-        "weight_decay": "weight decay",
-        "label_smoothing": "label smoothing",
-        "cutout": "cutout in px",
-    },
-    "super_resolution": {
-        "channels": "channels",
-        "blocks": "blocks",
-        "epochs": "epochs",
-        "steps_per_epoch": "steps per epoch",
-        "batch_size": "batches of",
-        "patch": "patches of px",
-        "learning_rate": "learning rate",
-        "warmup_steps": "warm-up steps",
-    },
-    "reinforcement": {
-        "steps": "agent steps",
-        "environments": "games at once",
-        "rollout": "steps per roll-out",
-        "epochs": "passes over it",
-        "batch_size": "batches of",
-        "learning_rate": "learning rate",
-        "entropy_weight": "entropy weight",
-        "evaluation_games": "final games",
-    },
+    "classification": "epochs {epochs}, batches of {batch_size}, learning rate {learning_rate}, "
+    "share of it for the last layer {head_rate}, warm-up epochs {warmup_epochs}, weight decay "
+    "{weight_decay}, label smoothing {label_smoothing}, cutout in px {cutout}",
+    "super_resolution": "channels {channels}, blocks {blocks}, epochs {epochs}, steps per epoch "
+    "{steps_per_epoch}, batches of {batch_size}, patches of px {patch}, learning rate "
+    "{learning_rate}, warm-up steps {warmup_steps}",
+    "reinforcement": "agent steps {steps}, games at once {environments}, steps per roll-out "
+    "{rollout}, passes over it {epochs}, batches of {batch_size}, learning rate {learning_rate}, "
+    "entropy weight {entropy_weight}, final games {evaluation_games}",
 }
 
 
@@ -82,18 +61,19 @@ def facts_of(study: Study, jobs: Sequence[Job], seeds: int, command: str) -> dic
     """How the numbers were made, from the records of the trainings."""
     pieces = [piece for job in jobs for piece in read_pieces(job.folder)]
     minutes = sum(piece["seconds"] for piece in pieces) / 60
-    shown = _RECIPE[study.task.name].items()
+    killed = sum(bool(piece.get("killed")) for piece in pieces)
+    without = f", without {killed} piece{'s' * (killed > 1)} that ended in a kill" if killed else ""
+    names = [field.name for field in dataclasses.fields(jobs[0].settings)]
+    recipe = _RECIPE[study.task.name].format_map({name: _of_each(jobs, name) for name in names})
     return {
         "command": f"`{command}`",
         **_data(jobs),
-        "recipe": ", ".join(f"{words} {_of_each(jobs, name)}" for name, words in shown)
-        + ", the same for all of a network",
+        "recipe": f"{recipe}, the same for all of a network",
         **_random_widths(jobs),
         "seeds": str(seeds),
         **_statistics(study, jobs),
         **_bicubic(jobs),
-        "trainings": f"{len(jobs)}, in {minutes:.1f} minutes of one process in all"
-        + _killed(pieces),
+        "trainings": f"{len(jobs)}, in {minutes:.1f} minutes of one process in all{without}",
         "commit": _distinct(pieces, "commit"),
         "versions": ", ".join(
             f"{name} {_distinct(pieces, name)}" for name in ("anywidth", "torch", "python")
@@ -136,13 +116,6 @@ def _bicubic(jobs: Sequence[Job]) -> dict[str, str]:
     return {"bicubic upscaling": ", ".join(shown)}
 
 
-def _killed(pieces: Sequence[dict[str, Any]]) -> str:
-    count = sum(bool(piece.get("killed")) for piece in pieces)
-    if not count:
-        return ""
-    return f", without {count} piece{'s' * (count > 1)} that ended in a kill"
-
-
 def _measured_elsewhere(jobs: Sequence[Job], pieces: Sequence[dict[str, Any]]) -> str:
     trained = {piece.get("device") for piece in pieces}
     devices = [read_fact(job, one, "device") for job in jobs for one in job.measurements]
@@ -153,12 +126,11 @@ def _measured_elsewhere(jobs: Sequence[Job], pieces: Sequence[dict[str, Any]]) -
 def _statistics(study: Study, jobs: Sequence[Job]) -> dict[str, str]:
     """The images that batch norm was calibrated with; row by row if they differ."""
     by_training = {job.training: job for job in jobs}
-    averages = {}
-    for setting in study.settings:
-        if setting.measurement.statistics in ("exact", "moving"):
-            job = by_training[setting.trainings[0]]
-            assert isinstance(job.settings, ClassificationSettings)
-            averages[setting.label] = _average(job, job.settings, setting.measurement)
+    averages = {
+        setting.label: _average(by_training[setting.trainings[0]], setting.measurement)
+        for setting in study.settings
+        if setting.measurement.statistics in ("exact", "moving")
+    }
     if not averages:
         return {}
     text = "; ".join(f"*{label}*: {average}" for label, average in averages.items())
@@ -168,9 +140,10 @@ def _statistics(study: Study, jobs: Sequence[Job]) -> dict[str, str]:
     return {"statistics": text + (", augmented as in training" if augmented else "")}
 
 
-def _average(job: Job, settings: ClassificationSettings, measurement: Measurement) -> str:
+def _average(job: Job, measurement: Measurement) -> str:
     """In words, with the number of images that were available."""
-    wanted, limit = samples_of(settings, measurement), settings.limit
+    assert isinstance(job.settings, ClassificationSettings)
+    wanted, limit = samples_of(job.settings, measurement), job.settings.limit
     used = read_fact(job, measurement, "images")
     if used is None:  # a measurement of an older version
         used = min((n for n in (wanted, limit) if n is not None), default=None)

@@ -13,21 +13,17 @@ from anywidth.app.tasks.task_settings import SettingsOfTask
 
 @dataclass(frozen=True)
 class Network:
-    """A network of the paper's tables.
+    """A network of the paper's tables, and their widths."""
 
-    Args:
-        name: in `anywidth.models` and in `paper_tables.csv`.
-        title: the name as people write it.
-        widths: the widths of the paper's tables.
-        task: the name of the task it is trained for.
-        step: between the widths of a whole spectrum.
-    """
-
-    name: str
-    title: str
+    name: str  # in `anywidth.models` and in `paper_tables.csv`
+    title: str  # as people write it
     widths: tuple[float, ...]
     task: str = "classification"
-    step: float = 0.025
+    step: float = 0.025  # between the widths of a whole spectrum
+
+
+MOBILENET_V1 = Network("mobilenet_v1", "MobileNet v1", (0.25, 0.5, 0.75, 1.0))
+MOBILENET_V2 = Network("mobilenet_v2", "MobileNet v2", (0.35, 0.5, 0.75, 1.0))
 
 
 @dataclass(frozen=True)
@@ -79,73 +75,42 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Setting:
-    """A line of a study's table: one network, or for I-Nets one network per width.
+    """A line of a study's table: one network, or for I-Nets one network per width."""
 
-    Args:
-        label: its name in tables and figures.
-        network: the network that is trained.
-        trainings: the trainings of this line; I-Nets have several.
-        measurement: how they are measured.
-        part: which spectrum of the measurement.
-        kind: how a figure draws it, see `anywidth.measuring.spectra.KINDS`.
-        paper: table and setting in `paper_tables.csv`; None if the paper has no numbers.
-    """
-
-    label: str
+    label: str  # in tables and figures
     network: Network
     trainings: tuple[Training, ...]
     measurement: Measurement
-    part: str = "spectrum"
-    kind: str = "us"
-    paper: tuple[str, str] | None = None
+    part: str = "spectrum"  # of the measurement
+    kind: str = "us"  # how a figure draws it, see `anywidth.measuring.spectra.KINDS`
+    paper: tuple[str, str] | None = None  # table and setting in `paper_tables.csv`, if it has them
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure: some settings of one network.
+    """A figure: some settings of one network, by their labels."""
 
-    Args:
-        file: name of the files, without the suffix.
-        title: stands above the figure.
-        network: the network drawn.
-        labels: the settings drawn, by their labels.
-        legend: longer names for some of the labels.
-    """
-
-    file: str
+    file: str  # without the suffix
     title: str
     network: Network
     labels: tuple[str, ...]
-    legend: Mapping[str, str] = field(default_factory=dict)
+    legend: Mapping[str, str] = field(default_factory=dict)  # longer names for some labels
 
 
 @dataclass(frozen=True)
 class Study:
-    """A table or figure of the paper, or a question that the paper leaves open.
+    """A table or figure of the paper, or a question that the paper leaves open."""
 
-    Args:
-        name: on the command line.
-        source: the table or figure of the paper; None if it is not in the paper.
-        compares: the settings that it compares, in one line.
-        settings: the lines of its table.
-        find: returns which of the paper's findings hold in the results.
-        widths: columns of the table; the network's widths if not given.
-        pictures: its figures; one per network if not given.
-        seeds: default number of seeds for data that is trained on a GPU.
-        minutes: measured minutes per seed: data and machine → minutes.
-        curves: the logged metric of its learning curves, if it has a figure of them.
-    """
-
-    name: str
-    source: str | None
-    compares: str
-    settings: tuple[Setting, ...]
-    find: Callable[[Results], list[Finding]]
-    widths: tuple[float, ...] = ()
-    pictures: tuple[Picture, ...] = ()
-    seeds: int = 1
-    minutes: Mapping[str, float] = field(default_factory=dict)
-    curves: str | None = None
+    name: str  # on the command line
+    source: str | None  # the table or figure of the paper; None if it is not in the paper
+    compares: str  # in one line
+    settings: tuple[Setting, ...]  # the lines of its table
+    find: Callable[[Results], list[Finding]]  # which of the paper's findings hold
+    widths: tuple[float, ...] = ()  # columns of the table; the network's widths if not given
+    pictures: tuple[Picture, ...] = ()  # one per network if not given
+    seeds: int = 1  # by default, for data that is trained on a GPU
+    minutes: Mapping[str, float] = field(default_factory=dict)  # data and machine → per seed
+    curves: str | None = None  # the logged metric of its learning curves, if it draws them
 
     @property
     def task(self) -> Task:
@@ -168,9 +133,6 @@ class Study:
     def varied(self) -> set[str]:
         """Fields of the recipe that some of its trainings change."""
         return {name for one in self.trainings for name, _ in one.changes}
-
-    def columns(self, network: Network) -> tuple[float, ...]:
-        return self.widths or network.widths
 
     def figures(self) -> tuple[Picture, ...]:
         if self.pictures:

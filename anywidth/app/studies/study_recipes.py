@@ -36,15 +36,8 @@ def study_recipe(
 ) -> TaskSettings:
     """The settings that all trainings of a network on a data set share.
 
-    The losses of the widths are summed, as in the paper.
-
-    Args:
-        data: one of `DATA` for the network's task.
-        network: gives the range of widths and the switches, as in the paper's tables.
-        data_dir: the folder of the data.
-        epochs: the recipe's number if not given.
-        device: auto, cpu, cuda or cuda:N.
-        changes: fields to change, as text; the study's own settings are applied after them.
+    The losses of the widths are summed, and the widths are those of the tables, as in the paper.
+    `changes` are fields to change, as text; the study's own settings are applied after them.
     """
     known = DATA[network.task]
     if data not in known:

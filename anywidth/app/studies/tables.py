@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from anywidth.app.showing.spectrum_tables import (
@@ -19,17 +17,13 @@ from anywidth.app.studies.comparing import Finding, Line, Results
 from anywidth.app.studies.paper import paper_errors
 from anywidth.app.studies.study_parts import Network, Setting, Study
 from anywidth.app.studies.trainings import read_measurement, run_folder
-from anywidth.measuring.spectra import STANDARD_ERROR, Metric, Spectrum, joined
+from anywidth.measuring.spectra import STANDARD_ERROR, Metric, Spectrum
 
 _COLUMNS = ("network", "setting", "seed", "width", "multiply_adds", "parameters")
 
 
 def collect(
-    study: Study,
-    seeds: int,
-    out: Path,
-    classes: int | None = None,
-    test_images: int | None = None,
+    study: Study, seeds: int, out: Path, classes: int | None = None, test_images: int | None = None
 ) -> Results:
     """Read the measurements of a study from disk; `classes`, `test_images` as in `Results`."""
     metrics = study.task.trained.metrics
@@ -45,12 +39,10 @@ def collect(
 
 
 def _spectrum(setting: Setting, seed: int, out: Path, metrics: Mapping[str, Metric]) -> Spectrum:
-    folders = [run_folder(out, training, seed) for training in setting.trainings]
-    parts = [
-        read_measurement(folder, setting.measurement, setting.part, metrics) for folder in folders
-    ]
-    points = [point for one in joined(parts) for point in one.points]
-    return Spectrum(setting.label, tuple(points), setting.kind, metrics)
+    folders = (run_folder(out, training, seed) for training in setting.trainings)
+    parts = (read_measurement(one, setting.measurement, setting.part, metrics) for one in folders)
+    points = tuple(point for part in parts for point in part.points)
+    return Spectrum(setting.label, points, setting.kind, metrics)
 
 
 def to_csv(results: Results) -> str:
@@ -64,11 +56,10 @@ def to_csv(results: Results) -> str:
         for seed, spectrum in by_seed.items():
             for point in spectrum.points:
                 # Earlier measurements have no standard errors.
-                found = [point.metrics.get(name) for name in metrics]
-                values = [value if value is None else round(value, 5) for value in found]
-                theirs = printed.get(point.width) if point.width is not None else None
+                rounded = {name: round(value, 5) for name, value in point.metrics.items()}
                 place = [network, label, seed, point.width, point.macs, point.parameters]
-                writer.writerow([*place, *values, theirs])
+                theirs = None if point.width is None else printed.get(point.width)
+                writer.writerow([*place, *map(rounded.get, metrics), theirs])
     return text.getvalue()
 
 
@@ -97,11 +88,14 @@ def to_markdown(
     curves: str | None = None,
 ) -> str:
     """The page of a study: how it was made, tables, findings and figures."""
-    lines = [f"# {study.name}", "", _heading(study), ""]
+    place = study.place[0].upper() + study.place[1:]
+    lines = [f"# {study.name}", "", f"{place}: {study.compares}.", ""]
     lines += [f"- {name}: {value}" for name, value in facts.items()]
     for network in study.networks:
         for metric in _tabled(study, results):
-            lines += ["", f"## {network.title}, {_in_words(results, metric)}", ""]
+            label = results.describe(metric).label
+            words = label.replace(", %", " in percent").replace(", dB", " in dB")
+            lines += ["", f"## {network.title}, {words}", ""]
             lines += _table(study, network, results, metric)
     lines += ["", "## Findings", "", *(f"- {finding}" for finding in found)]
     lines += ["", "## Figures", ""]
@@ -110,24 +104,15 @@ def to_markdown(
     return "\n".join([*lines, ""])
 
 
-def _heading(study: Study) -> str:
-    return f"{study.place[0].upper()}{study.place[1:]}: {study.compares}."
-
-
-def _in_words(results: Results, metric: str) -> str:
-    label = results.describe(metric).label
-    return label.replace(", %", " in percent").replace(", dB", " in dB")
-
-
 def _table(study: Study, network: Network, results: Results, metric: str) -> list[str]:
-    columns = study.columns(network)
+    columns = study.widths or network.widths
     settings = [setting for setting in study.settings if setting.network == network]
     known = [set(results.widths((network.name, setting.label))) for setting in settings]
     common = [width for width in columns if all(width in widths for widths in known)]
     mean = "mean" if len(common) == len(columns) else f"mean from {format_width(common[0])}"
     rows = [["", *map(format_width, columns), mean]]
     rows.append(["---", *["---:"] * (len(columns) + 1)])
-    rows.append(["multiply-adds", *_costs(settings, columns, results), ""])
+    rows.append(["multiply-adds", *(_cost(settings, width, results) for width in columns), ""])
     for setting in settings:
         line = (network.name, setting.label)
         ours = [_cell(results, line, width, metric) for width in columns]
@@ -150,28 +135,8 @@ def _cell(results: Results, line: Line, width: float, metric: str) -> str:
     return format_mean([point.metrics[metric] for point in points], shown)
 
 
-def _costs(settings: Sequence[Setting], columns: Sequence[float], results: Results) -> list[str]:
-    """The multiply-adds of each width, from the first setting that has it."""
-    cells = []
-    for width in columns:
-        lines = ((setting.network.name, setting.label) for setting in settings)
-        points = [point for line in lines for point in results.points(line, width)]
-        cells.append(format_count(points[0].macs) if points else "")
-    return cells
-
-
-def mean_spectrum(by_seed: Mapping[int, Spectrum]) -> Spectrum:
-    """The mean over the seeds, point by point; the seeds' spread replaces standard errors."""
-    spectra = list(by_seed.values())
-    if len(spectra) == 1:
-        return spectra[0]
-    points = []
-    for index, point in enumerate(spectra[0].points):
-        same = [one.points[index] for one in spectra]
-        metrics = {
-            name: statistics.mean(other.metrics[name] for other in same)
-            for name in point.metrics
-            if not name.endswith(STANDARD_ERROR)  # a figure shows the spread over the seeds
-        }
-        points.append(replace(point, metrics=metrics, latency_ms=None, latency_range=None))
-    return replace(spectra[0], points=tuple(points))
+def _cost(settings: Sequence[Setting], width: float, results: Results) -> str:
+    """The multiply-adds of a width, from the first setting that has it."""
+    lines = ((setting.network.name, setting.label) for setting in settings)
+    points = (point for line in lines for point in results.points(line, width))
+    return next((format_count(point.macs) for point in points), "")

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from anywidth.app.runs.folder_lock import lock_folder
 from anywidth.app.runs.run import Run
 from anywidth.app.runs.settings import to_json
 from anywidth.app.studies.measuring import circumstances, measure
-from anywidth.app.studies.pieces import train_piece
 from anywidth.app.studies.provenance import provenance
 from anywidth.app.studies.study_parts import Measurement, Study, Training
 from anywidth.app.tasks.registry import Task, task_named
@@ -34,6 +34,13 @@ from anywidth.files import make_folder, read_json, remove, write_json
 from anywidth.measuring.spectra import Metric, Spectrum
 
 _VERSION = 1
+_PIECES = "pieces.json"
+
+Piece = dict[str, Any]
+"""Steps, seconds (including loading, capturing and validating), provenance.
+
+A killed piece has 0 steps and seconds, and is marked `killed`.
+"""
 
 
 @dataclass(frozen=True)
@@ -57,18 +64,14 @@ class Job:
     def out(self) -> Path:
         return self.folder.parents[1]
 
-    @property
-    def unread(self) -> set[str]:
-        """Fields that may differ from the settings of the existing run."""
-        return CIRCUMSTANCES | {*self.settings.places} | self.settings.unread().keys()
-
     def missing(self) -> list[Measurement]:
         """The missing measurements; raises if the folder holds another training."""
         if not (self.folder / "config.json").exists():
             return list(self.measurements)
         wanted = to_json(self.settings)
         begun = to_json(Run.open(self.folder).read_settings(type(self.settings)))
-        other = sorted({name for name in wanted if begun[name] != wanted[name]} - self.unread)
+        free = CIRCUMSTANCES | {*self.settings.places} | self.settings.unread().keys()
+        other = sorted({name for name in wanted if begun[name] != wanted[name]} - free)
         if other:
             named = ", ".join(f"{name} {begun[name]!r}, not {wanted[name]!r}" for name in other)
             raise AnywidthError(
@@ -122,7 +125,12 @@ def work_on(job: Job) -> bool:
     if not train_piece(run, job.settings, job.task.train):
         return False
     free_memory()
-    _check_weights(run, missing)
+    if not (run.folder / "model.safetensors").exists():
+        raise AnywidthError(
+            f"{run.folder} was trained, but its network was deleted, so "
+            f"{', '.join(m.name for m in missing)} cannot be measured; remove the folder to train "
+            "it again"
+        )
     device = local_device(job.settings.device)
     trained = job.task.open(job.folder, job.settings.device, True, job.settings)
     (job.folder / "measurements").mkdir(exist_ok=True)
@@ -141,6 +149,48 @@ def work_on(job: Job) -> bool:
     if checkpoints.is_dir():
         remove(checkpoints)  # twice the size of the finished network, and no longer needed
     return True
+
+
+def train_piece(run: Run, settings: TaskSettings, train_run: Callable[[Run, Any], bool]) -> bool:
+    """Train until the end or a signal, and record the piece; returns whether the run is done.
+
+    `train_run` of a task saves a checkpoint and returns false when it is stopped.
+    """
+    if run.finished:
+        return True
+    begun = run.load_checkpoint()
+    before, made_by = read_pieces(run.folder), provenance(local_device(settings.device))
+    killed = {"steps": 0, "seconds": 0.0, "killed": True, **made_by}
+    write_json(run.folder / _PIECES, {"pieces": [*before, killed]})  # stays if this is killed
+    started = time.monotonic()
+    is_done = train_run(run, settings)
+    seconds = time.monotonic() - started
+    ended = run.load_checkpoint()
+    steps = (ended.step if ended else 0) - (begun.step if begun else 0)
+    piece = {"steps": steps, "seconds": round(seconds, 1), **made_by}
+    write_json(run.folder / _PIECES, {"pieces": [*before, piece]})
+    return is_done
+
+
+def read_pieces(folder: Path) -> list[Piece]:
+    """The pieces of a run: steps, seconds, versions and device."""
+    path = folder / _PIECES
+    if not path.exists():
+        return []
+    cure = f"remove the file, or {folder} to train again"
+    try:
+        pieces = read_json(path).get("pieces")
+    except AnywidthError as error:
+        raise AnywidthError(f"{error}; {cure}") from error
+    if not isinstance(pieces, list) or not all(map(_is_piece, pieces)):
+        raise AnywidthError(f"{path}: damaged, it has no steps and seconds; {cure}")
+    return pieces
+
+
+def _is_piece(found: object) -> bool:
+    return isinstance(found, dict) and all(
+        isinstance(found.get(name), int | float) for name in ("steps", "seconds")
+    )
 
 
 def free_memory() -> None:
@@ -183,12 +233,3 @@ def read_class_count(job: Job) -> int | None:
 
 def _file(folder: Path, measurement: Measurement) -> Path:
     return folder / "measurements" / f"{measurement.name}.json"
-
-
-def _check_weights(run: Run, missing: Iterable[Measurement]) -> None:
-    if not (run.folder / "model.safetensors").exists():
-        raise AnywidthError(
-            f"{run.folder} was trained, but its network was deleted, so "
-            f"{', '.join(m.name for m in missing)} cannot be measured; remove the folder to train "
-            "it again"
-        )

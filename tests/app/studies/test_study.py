@@ -30,13 +30,12 @@ from anywidth.app.studies.definitions import (
 from anywidth.app.studies.findings import V1
 from anywidth.app.studies.measuring import _narrowed, measure, stage_groups
 from anywidth.app.studies.paper import paper_errors
-from anywidth.app.studies.pieces import read_pieces
 from anywidth.app.studies.processes import work_through
 from anywidth.app.studies.reporting import facts_of, write_study
 from anywidth.app.studies.study_parts import Study
 from anywidth.app.studies.study_recipes import DATA, study_recipe
 from anywidth.app.studies.tables import collect
-from anywidth.app.studies.trainings import jobs_of, read_class_count, read_fact
+from anywidth.app.studies.trainings import jobs_of, read_class_count, read_fact, read_pieces
 from anywidth.app.tasks.registry import open_trained
 from anywidth.measuring.width_lists import spectrum_widths
 from anywidth.slimming.norm_statistics import norm_records, uncalibrated_allowed

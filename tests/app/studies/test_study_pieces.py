@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from anywidth.app.runs.run import Run
-from anywidth.app.studies.pieces import read_pieces, terminated_at, train_piece
+from anywidth.app.studies.processes import terminated_at
+from anywidth.app.studies.trainings import read_pieces, train_piece
 from anywidth.app.tasks.classification.task import ClassificationSettings
 from anywidth.errors import AnywidthError
 
