@@ -13,7 +13,7 @@ from anywidth.app.runs.folder_lock import lock_folder
 from anywidth.app.showing.output import note
 from anywidth.app.showing.spectrum_tables import format_width
 from anywidth.app.tasks.channel_files import check_within, read_channels
-from anywidth.app.tasks.registry import open_only, open_trained
+from anywidth.app.tasks.registry import check_task, open_trained
 from anywidth.app.tasks.results import saved_spectrum
 from anywidth.app.tasks.trained import Trained
 from anywidth.errors import AnywidthError, errors_about
@@ -64,7 +64,8 @@ def opened_at(
     `permissions` are as for `open_trained`. The run's data is loaded if there are no statistics.
     """
     with working(f"opening {folder}"):
-        opened = open_only(task, folder, device, **permissions)
+        check_task(folder, task)
+        opened = open_trained(folder, device, with_data=False, **permissions)
     width: Width
     if wanted.channels is not None:
         wanted.limits()  # raises if there are any

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
 from anywidth.app.runs.run import Run
@@ -50,6 +51,8 @@ class Trained:
     run: Run
     settings: TaskSettings
     model: nn.Module
+    data: Any = None
+    """The data that it is measured with, if that was loaded."""
 
     metrics: ClassVar[Mapping[str, Metric]]
     """The metrics of `evaluate`, the main one first."""
@@ -58,6 +61,16 @@ class Trained:
     curves: ClassVar[Mapping[str, str]]
     """Logged quantities in the training curves, and their names."""
     sections_need_data: ClassVar[bool] = False
+
+    @staticmethod
+    def network(run: Run, settings: Any) -> nn.Module:
+        """The network of a finished run, before its weights are loaded."""
+        raise NotImplementedError
+
+    @staticmethod
+    def load_data(run: Run, settings: Any, device: torch.device) -> Any:
+        """The data of a run, if it is measured with any."""
+        return None
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """The metrics of the network at the width it is set to."""

@@ -29,7 +29,6 @@ from anywidth.app.tasks.classification.trained import (
     calibration_images,
     evaluate,
     load_data,
-    open_trained,
 )
 from anywidth.app.tasks.registry import Task
 from anywidth.app.tasks.starting_network import start_with_weights
@@ -152,4 +151,5 @@ def _validate(
     return values
 
 
-TASK = Task(ClassificationSettings, TrainedClassifier, train_run, open_trained, RECIPES, predict)
+TASK = Task(ClassificationSettings, TrainedClassifier, train_run, RECIPES, predict)
+open_trained = TASK.open

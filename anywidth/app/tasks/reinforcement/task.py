@@ -32,7 +32,7 @@ from anywidth.app.tasks.reinforcement.ppo import (
 )
 from anywidth.app.tasks.reinforcement.recipes import RECIPES
 from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings
-from anywidth.app.tasks.reinforcement.trained import TrainedPolicy, open_trained, play
+from anywidth.app.tasks.reinforcement.trained import TrainedPolicy, play
 from anywidth.app.tasks.starting_network import start_with_weights
 from anywidth.app.tasks.task_settings import arithmetic_of
 from anywidth.distributed import local_device, world_size
@@ -163,4 +163,5 @@ def validate(
     return found
 
 
-TASK = Task(ReinforcementSettings, TrainedPolicy, train_run, open_trained, RECIPES, play_command)
+TASK = Task(ReinforcementSettings, TrainedPolicy, train_run, RECIPES, play_command)
+open_trained = TASK.open

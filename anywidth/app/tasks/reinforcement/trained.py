@@ -5,28 +5,25 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import nn
 
-from anywidth.app.runs.loop import load_final
 from anywidth.app.runs.run import Run
 from anywidth.app.tasks.examples import Example
 from anywidth.app.tasks.reinforcement.environments import make_environment
 from anywidth.app.tasks.reinforcement.playing import GameScores, play_games
 from anywidth.app.tasks.reinforcement.policies import build_model
 from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings
-from anywidth.app.tasks.task_settings import read_settings
 from anywidth.app.tasks.trained import Judging, Trained
-from anywidth.distributed import local_device, rank
 from anywidth.json_values import listed, whole
 from anywidth.measuring.spectra import Metric
 from anywidth.training.seeds import derive_seed
 from anywidth.translating.deployment import Deployment
 
+_STATE = {"actions": whole(1, 2**16), "observation_shape": listed(whole(1, 2**14))}
 MOST_SITUATIONS = 6
 _STEPS_BETWEEN = 8
 
@@ -63,6 +60,11 @@ class TrainedPolicy(Trained):
         "training_score": "training score",
         "score": "mean score",
     }
+
+    @staticmethod
+    def network(run: Run, settings: ReinforcementSettings) -> nn.Module:
+        state = run.read_state(_STATE)
+        return build_model(settings, state["actions"], tuple(state["observation_shape"]))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Mean scores of full games, sampled and greedy; the same games at every width."""
@@ -119,22 +121,3 @@ class TrainedPolicy(Trained):
                     )
                 seen = environment.step(draw.integers(0, environment.actions, 1)).observations
         return found
-
-
-_STATE = {"actions": whole(1, 2**16), "observation_shape": listed(whole(1, 2**14))}
-
-
-def open_trained(
-    folder: str | Path,
-    device: str = "auto",
-    with_data: bool = True,
-    settings: ReinforcementSettings | None = None,
-) -> TrainedPolicy:
-    """Load a finished run to evaluate or play."""
-    run = Run.open_finished(folder, writing=rank() == 0)
-    settings = settings or read_settings(run, ReinforcementSettings)
-    state = run.read_state(_STATE)
-    model = build_model(settings, state["actions"], tuple(state["observation_shape"]))
-    load_final(model, run)
-    model.to(local_device(device)).eval()
-    return TrainedPolicy(run, settings, model)

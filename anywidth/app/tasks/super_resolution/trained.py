@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -13,7 +12,6 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from anywidth.app.runs.loop import load_final
 from anywidth.app.runs.run import Run
 from anywidth.app.showing.report import Section
 from anywidth.app.showing.spectrum_tables import format_width
@@ -25,9 +23,7 @@ from anywidth.app.tasks.super_resolution.pictures import load_evaluation_sets, s
 from anywidth.app.tasks.super_resolution.resize import round_to_uint8, upscale
 from anywidth.app.tasks.super_resolution.settings import SuperResolutionSettings
 from anywidth.app.tasks.super_resolution.upscaling import Sets, evaluate, predict
-from anywidth.app.tasks.task_settings import read_settings
 from anywidth.app.tasks.trained import Judging, Trained
-from anywidth.distributed import local_device, rank
 from anywidth.errors import AnywidthError
 from anywidth.measuring.spectra import Metric
 from anywidth.models.wdsr import WDSR
@@ -69,7 +65,7 @@ class TrainedUpscaler(Trained):
 
     settings: SuperResolutionSettings
     model: WDSR
-    sets: Sets | None
+    data: Sets | None = None
 
     metrics: ClassVar[Mapping[str, Metric]] = {
         "psnr": Metric("PSNR, dB", 2),
@@ -80,6 +76,14 @@ class TrainedUpscaler(Trained):
         "validation_psnr": "validation PSNR, dB",
     }
     sections_need_data: ClassVar[bool] = True
+
+    @staticmethod
+    def network(run: Run, settings: SuperResolutionSettings) -> WDSR:
+        return build_model(settings)
+
+    @staticmethod
+    def load_data(run: Run, settings: SuperResolutionSettings, device: torch.device) -> Sets:
+        return load_evaluation_sets(settings)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, WDSR)
@@ -139,10 +143,8 @@ class TrainedUpscaler(Trained):
 
     def examples(self) -> list[Example]:
         """The middle of the first evaluation pictures, at low resolution."""
-        if self.sets is None:
-            return []
         found: list[Example] = []
-        for pairs in self.sets.values():
+        for pairs in (self.data or {}).values():
             for index, name in enumerate(pairs.names[: MOST_PICTURES - len(found)]):
                 low = pairs[index][0]
                 top, left = (max(0, side - _LARGEST_SIDE) // 2 for side in low.shape[-2:])
@@ -169,29 +171,9 @@ class TrainedUpscaler(Trained):
         return sections
 
     def pictures(self) -> Sets:
-        if self.sets is None:
+        if self.data is None:
             raise AnywidthError(f"the pictures of {self.run.folder} were not loaded")
-        return self.sets
-
-
-def open_trained(
-    folder: str | Path,
-    device: str = "auto",
-    with_data: bool = True,
-    settings: SuperResolutionSettings | None = None,
-) -> TrainedUpscaler:
-    """Load a finished run to evaluate or upscale.
-
-    `settings` replace the run's own, for pictures that have moved.
-    """
-    run = Run.open_finished(folder, writing=rank() == 0)
-    settings = settings or read_settings(run, SuperResolutionSettings)
-    model = build_model(settings)
-    load_final(model, run)
-    model.to(local_device(device)).eval()
-    return TrainedUpscaler(
-        run, settings, model, load_evaluation_sets(settings) if with_data else None
-    )
+        return self.data
 
 
 @dataclass(frozen=True)
