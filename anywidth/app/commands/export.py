@@ -112,8 +112,8 @@ def _opened(
     run: Path, model: str | None, trust: bool, *, is_bundle: bool
 ) -> tuple[Trained, Deployment]:
     """A run and its deployment; a bundle also has example inputs for the server's page."""
-    from anywidth.app.tasks.examples import as_fact
     from anywidth.app.tasks.registry import open_trained
+    from anywidth.app.tasks.trained import as_fact
 
     if is_bundle:
         with contextlib.suppress(AnywidthError):  # no examples if its data has moved

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -66,10 +65,3 @@ def distillation_of(settings: ClassificationSettings) -> Distill | None:
     if settings.method != "us" or "distill" in settings.unread() or not settings.distill:
         return None
     return partial(soft_cross_entropy, temperature=settings.temperature)
-
-
-def clipping_of(model: nn.Module, settings: ClassificationSettings) -> Callable[[], object] | None:
-    """Limits the norm of the gradients, if that is asked for."""
-    if settings.gradient_clip is None:
-        return None
-    return partial(nn.utils.clip_grad_norm_, list(model.parameters()), settings.gradient_clip)

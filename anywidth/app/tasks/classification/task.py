@@ -17,7 +17,6 @@ from anywidth.app.tasks.classification.command import predict
 from anywidth.app.tasks.classification.networks import build_model, check_logits
 from anywidth.app.tasks.classification.optimization import (
     PRECISIONS,
-    clipping_of,
     distillation_of,
     loss_of,
     make_optimizer,
@@ -98,6 +97,9 @@ def train_run(run: Run, settings: ClassificationSettings) -> bool:
 
 
 def make_step(model: nn.Module, settings: ClassificationSettings) -> SandwichStep:
+    clip = None
+    if settings.gradient_clip is not None:
+        clip = partial(nn.utils.clip_grad_norm_, list(model.parameters()), settings.gradient_clip)
     return SandwichStep(
         model,
         make_optimizer(model, settings),
@@ -110,7 +112,7 @@ def make_step(model: nn.Module, settings: ClassificationSettings) -> SandwichSte
         # Configurations that are never drawn again are not worth capturing.
         engine="eager" if settings.nonuniform and settings.lattice is None else "auto",
         kernels=settings.kernels,
-        after_backward=clipping_of(model, settings),
+        after_backward=clip,
     )
 
 

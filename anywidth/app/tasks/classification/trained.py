@@ -29,8 +29,7 @@ from anywidth.app.runs.run import MEND, Run
 from anywidth.app.tasks.classification.networks import build_model
 from anywidth.app.tasks.classification.optimization import distillation_of, loss_of
 from anywidth.app.tasks.classification.settings import ClassificationSettings
-from anywidth.app.tasks.examples import Example, to_pixels
-from anywidth.app.tasks.trained import Judging, Trained
+from anywidth.app.tasks.trained import Example, Judging, Trained
 from anywidth.distributed import rank, sum_over_ranks, world_size
 from anywidth.errors import AnywidthError
 from anywidth.json_values import listed, number, refuse, row, text, whole
@@ -341,10 +340,11 @@ class TrainedClassifier(Trained):
             if len(first) >= wanted:
                 break
         mean, std = (torch.tensor(x).view(-1, 1, 1) for x in (self.data.mean, self.data.std))
-        return [
-            Example(classes[label], to_pixels(image.float() * std + mean))
-            for label, image in sorted(first.items())[:wanted]
-        ]
+        found = []
+        for label, image in sorted(first.items())[:wanted]:
+            levels = ((image.float() * std + mean).clamp(0, 1) * 255 + 0.5).to(torch.uint8)
+            found.append(Example(classes[label], levels.permute(1, 2, 0).numpy()))
+        return found
 
     def _loaded(self) -> ClassificationData:
         if self.data is None:

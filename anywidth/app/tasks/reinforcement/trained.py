@@ -12,12 +12,11 @@ import torch
 from torch import nn
 
 from anywidth.app.runs.run import Run
-from anywidth.app.tasks.examples import Example
 from anywidth.app.tasks.reinforcement.environments import make_environment
 from anywidth.app.tasks.reinforcement.playing import GameScores, play_games
 from anywidth.app.tasks.reinforcement.policies import build_model
 from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings
-from anywidth.app.tasks.trained import Judging, Trained
+from anywidth.app.tasks.trained import Example, Judging, Trained
 from anywidth.json_values import listed, whole
 from anywidth.measuring.spectra import Metric
 from anywidth.training.seeds import derive_seed
