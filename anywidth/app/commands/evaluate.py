@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,9 +18,7 @@ from anywidth.measuring.width_lists import parse_widths
 
 if TYPE_CHECKING:
     from anywidth.app.runs.folder_lock import FolderLock
-    from anywidth.app.runs.run import Run
     from anywidth.app.tasks.trained import Trained
-    from anywidth.measuring.spectra import Spectrum
     from anywidth.width import Width
 
 EVERY = "every"
@@ -136,7 +133,7 @@ def spectrum(
     from anywidth.app.showing.spectrum_tables import spectrum_table
     from anywidth.app.tasks.chosen_width import given_channels
     from anywidth.app.tasks.registry import open_trained
-    from anywidth.app.tasks.results import run_spectrum
+    from anywidth.app.tasks.results import earlier_spectrum, run_spectrum
 
     _lock = _hold(run)
     with working(f"opening {run} and its data"):
@@ -146,7 +143,7 @@ def spectrum(
     own = (given_channels(trained, path) for path in channels or ())
     chosen: list[Width] = [*_chosen_widths(trained, widths), *own]
     trained.complete_statistics(chosen)
-    before = _earlier(trained.run)
+    before = earlier_spectrum(trained.run)
     found = run_spectrum(trained, chosen, latency)
     console.print(spectrum_table(found))
     say(f"Written: {run / 'spectrum.csv'} and plots in {run / 'plots'}")
@@ -290,18 +287,11 @@ def _counted(widths: Sequence[object]) -> str:
 
 def _say_changed(trained: Trained, widths: Sequence[float], done: str) -> None:
     """Say what was done at which widths, and if a spectrum was measured before that."""
+    from anywidth.app.tasks.results import earlier_spectrum
+
     say(f"{_counted(widths)} {done}: {', '.join(map(str, widths))}")
-    if _earlier(trained.run) is None:
+    if earlier_spectrum(trained.run) is None:
         return
     say("The spectrum and report are older; update them with:")
     for name in ("spectrum", "report"):
         say(f"  {own_command(name, trained.run.folder, *trained.settings.allowance)}")
-
-
-def _earlier(run: Run) -> Spectrum | None:
-    """The existing spectrum; a damaged file counts as missing."""
-    from anywidth.app.tasks.results import saved_spectrum
-
-    with contextlib.suppress(AnywidthError):
-        return saved_spectrum(run)
-    return None

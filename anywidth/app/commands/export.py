@@ -206,7 +206,7 @@ def _export_many(
     trained: Trained, deployment: Deployment, out: Path, widths: Mapping[float | str, Width]
 ) -> None:
     from anywidth.app.showing.spectrum_tables import format_count
-    from anywidth.app.tasks.results import saved_spectrum
+    from anywidth.app.tasks.results import earlier_spectrum
     from anywidth.deploying.branching import write_branches
     from anywidth.deploying.bundling import write_bundle
     from anywidth.measuring.cost import parameter_count
@@ -214,9 +214,7 @@ def _export_many(
 
     own: dict[Any, Any] = {name: trained.own_width(width) for name, width in widths.items()}
     if out.suffix == _BUNDLE:
-        spectrum = None
-        with contextlib.suppress(AnywidthError):  # accuracy goes into the file if it was measured
-            spectrum = saved_spectrum(trained.run)
+        spectrum = earlier_spectrum(trained.run)  # its accuracies go into the file
         error = write_bundle(trained.model, deployment, out, own, spectrum=spectrum)
     else:
         error = write_branches(trained.model, deployment, out, list(own.values()))

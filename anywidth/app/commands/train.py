@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from anywidth.app.commands.training_options import (
+    CHANGEABLE,
     new_settings,
     refuse_changes,
     split_arguments,
-    unchangeable,
 )
 from anywidth.app.interrupts import exit_code
 from anywidth.app.own_command import own_command
@@ -141,7 +141,8 @@ def train(
     if resume is not None:
         if dry_run:
             raise AnywidthError("--dry-run is for a new run: leave out --resume")
-        refuse_changes(name, out, config, epochs, batch_size, seed, *unchangeable(fields))
+        others = [field for field in fields if field.replace("-", "_") not in CHANGEABLE]
+        refuse_changes(name, out, config, epochs, batch_size, seed, *others)
         again = fields.pop("model", None)
         if again != Run.open(resume).settings_data.get("model", again):
             refuse_changes(again)

@@ -14,7 +14,7 @@ from anywidth.app.showing.output import note
 from anywidth.app.showing.spectrum_tables import format_width
 from anywidth.app.tasks.channel_files import check_within, read_channels
 from anywidth.app.tasks.registry import check_task, open_trained
-from anywidth.app.tasks.results import saved_spectrum
+from anywidth.app.tasks.results import earlier_spectrum
 from anywidth.app.tasks.trained import Trained
 from anywidth.errors import AnywidthError, errors_about
 from anywidth.measuring.cost import macs, parameter_count
@@ -159,13 +159,10 @@ def _costs(trained: Trained, kinds: set[CostKind]) -> Costs:
 
 def _latencies(trained: Trained) -> dict[float, float]:
     """Milliseconds by width: those of the run's spectrum, else measured now."""
-    try:
-        points = saved_spectrum(trained.run).points
-    except AnywidthError:
-        points = ()
+    before = earlier_spectrum(trained.run)
     found = {
         point.width: point.latency_ms
-        for point in points
+        for point in (before.points if before else ())
         if point.width is not None and point.latency_ms is not None
     }
     if found:

@@ -124,9 +124,10 @@ def all_recipes() -> dict[str, Callable[[], TaskSettings]]:
     return {recipe.__name__: recipe for name in TASKS for recipe in task_named(name).recipes}
 
 
-def recipe(name: str) -> TaskSettings:
-    """The settings of a recipe by its name."""
+def recipe(name: str | None) -> TaskSettings:
+    """The settings of a recipe by its name; of the first if there is none."""
     found = all_recipes()
+    name = name or next(iter(found))
     if name not in found:
         raise AnywidthError(f"no recipe {name!r}: expected one of {', '.join(found)}")
     return found[name]()

@@ -150,12 +150,7 @@ class Player:
 class Collector:
     """Plays roll-outs of `length` steps; episodes continue from one roll-out to the next.
 
-    Args:
-        model: a converted network that returns (logits, values).
-        environments: played side by side; of one size and kind.
-        length: steps per environment in a roll-out.
-        device: the device of the network.
-        autocast: dtype of forward passes; None changes nothing.
+    The environments are of one size and kind, and `autocast` is the dtype of forward passes.
     """
 
     def __init__(
