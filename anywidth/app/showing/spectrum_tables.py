@@ -38,10 +38,10 @@ def spectrum_table(spectrum: Spectrum) -> FittedTable:
         )
         for name in shown_metrics(spectrum)
     ]
-    times = [format_metric(point.latency_ms) for point in points]
-    latency = [Column(spectrum.latency_label, times)]
-    if all(point.latency_ms is None for point in points):
-        latency = []
+    latency = []
+    if any(point.latency_ms is not None for point in points):
+        times = [format_metric(point.latency_ms) for point in points]
+        latency = [Column(spectrum.latency_label, times)]
     return FittedTable(
         spectrum.name,
         [width, macs, parameters, *metrics, *latency],

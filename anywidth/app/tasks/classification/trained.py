@@ -27,7 +27,6 @@ from anywidth.app.data.image_reading import central_square, read_image
 from anywidth.app.data.order import ImageLoader
 from anywidth.app.runs.run import MEND, Run
 from anywidth.app.tasks.classification.networks import build_model
-from anywidth.app.tasks.classification.optimization import distillation_of, loss_of
 from anywidth.app.tasks.classification.settings import ClassificationSettings
 from anywidth.app.tasks.trained import Example, Judging, Trained
 from anywidth.distributed import rank, sum_over_ranks, world_size
@@ -270,8 +269,8 @@ class TrainedClassifier(Trained):
                 self.model,
                 loader,
                 [self.own_width(width) for width in widths],
-                loss_of(settings),
-                distillation_of(settings),
+                settings.loss(),
+                settings.distillation(),
                 epochs=epochs,
                 learning_rate=learning_rate,
                 truth=settings.truth,

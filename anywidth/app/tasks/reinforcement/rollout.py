@@ -83,8 +83,8 @@ class Player:
         seen = torch.from_numpy(np.ascontiguousarray(observations))
         self._seen = seen.pin_memory() if on_gpu else seen.clone()
         self._chosen = torch.zeros(len(seen), dtype=torch.int64, pin_memory=on_gpu)
-        self._observations = self._seen.to(self.device) if on_gpu else self._seen
-        self._actions = self._chosen.to(self.device) if on_gpu else self._chosen
+        self._observations = self._seen.to(self.device)
+        self._actions = self._chosen.to(self.device)
         self.position = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._graph: torch.cuda.CUDAGraph | None = None
 
