@@ -62,11 +62,12 @@ def calibrate(
     from anywidth.app.tasks.registry import open_trained
 
     _lock = _hold(run)
-    if not open_trained(run, device, with_data=False, trust=trust, model=model).has_statistics:
+    trained = open_trained(run, device, with_data=False, trust=trust, model=model)
+    if not trained.has_statistics:
         say("This network has no batch norm: every width can be used without calibration.")
         return
     with working(f"opening {run} and its data"):
-        trained = open_trained(run, device, trust=trust, model=model, data_dir=data_dir)
+        trained = trained.with_data(data_dir=data_dir)
     chosen = _chosen_widths(trained, widths)
     images = trained.calibrate(chosen, samples, method)
     _say_changed(trained, chosen, f"calibrated over {images:,} images")
@@ -96,9 +97,10 @@ def tune(
     from anywidth.app.tasks.registry import open_trained
 
     _lock = _hold(run)
-    if not open_trained(run, device, with_data=False, trust=trust, model=model).has_statistics:
+    trained = open_trained(run, device, with_data=False, trust=trust, model=model)
+    if not trained.has_statistics:
         raise AnywidthError(f"{run} has a network without batch norm: there is nothing to tune")
-    trained = open_trained(run, device, trust=trust, model=model, data_dir=data_dir)
+    trained = trained.with_data(data_dir=data_dir)
     chosen = _chosen_widths(trained, widths)
     _check_tunable(trained, chosen, learning_rate)
     images = trained.tune(chosen, epochs, learning_rate)

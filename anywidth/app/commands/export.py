@@ -83,7 +83,6 @@ def export(
       anywidth export runs/demo --width 0.4 --out shirts.onnx
     """
     from anywidth.app.tasks.chosen_width import Wanted, calibrated, given_channels
-    from anywidth.app.tasks.registry import open_trained
 
     first = channels[0] if channels else None
     wanted = Wanted(width, budget, max_macs, max_parameters, first)
@@ -97,9 +96,7 @@ def export(
     if widths is not None or not named:
         uniform = _widths(trained, wanted, widths, is_bundle=out.suffix == _BUNDLE)
         named = {**dict(zip(uniform, uniform, strict=True)), **named}
-    trained = calibrated(
-        trained, list(named.values()), lambda: open_trained(run, "cpu", trust=trust, model=model)
-    )
+    trained = calibrated(trained, list(named.values()))
     if out.suffix != _BUNDLE and widths is None:
         _export_one(trained, deployment, out, *named.items())
     else:
@@ -115,14 +112,14 @@ def _opened(
     from anywidth.app.tasks.registry import open_trained
     from anywidth.app.tasks.trained import as_fact
 
+    trained = open_trained(run, "cpu", with_data=False, trust=trust, model=model)
+    deployment = trained.deployment()
     if is_bundle:
         with contextlib.suppress(AnywidthError):  # no examples if its data has moved
-            trained = open_trained(run, "cpu", trust=trust, model=model)
-            deployment = trained.deployment()
+            trained = trained.with_data()
             facts = {**deployment.facts, "examples": as_fact(trained.examples())}
-            return trained, dataclasses.replace(deployment, facts=facts)
-    trained = open_trained(run, "cpu", with_data=False, trust=trust, model=model)
-    return trained, trained.deployment()
+            deployment = dataclasses.replace(deployment, facts=facts)
+    return trained, deployment
 
 
 def _widths(

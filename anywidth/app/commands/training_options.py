@@ -51,8 +51,6 @@ def new_settings(
     """The settings of a new run: a recipe or a file, and the options on top; and those fields.
 
     Args:
-        recipe_name: None for the first recipe.
-        config: a JSON file of settings.
         changes: field → text, from options.
         own_options: options of the command that are no fields, to name a close match.
         trust: allow the file to name code to import.

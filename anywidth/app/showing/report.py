@@ -50,10 +50,8 @@ class Section:
     """A part of the page that a task adds; neighbours with one title share a heading.
 
     Args:
-        title: the heading.
         html: markup, not escaped: escape everything that is not from the code.
         images: label below each → bytes of a PNG file.
-        caption: text below all of them.
     """
 
     title: str

@@ -20,11 +20,9 @@ from anywidth.errors import AnywidthError, errors_about
 
 @dataclass(frozen=True)
 class Task:
-    """The parts of a task that commands use, besides its settings and its finished runs.
+    """A task: the classes of its settings and of its finished runs, and what commands need.
 
     Args:
-        settings: the class of its settings.
-        trained: the class of its finished runs.
         train: (run, settings) → whether training is complete.
         recipes: ready settings; the first trains in minutes on a CPU.
         command: the command that uses a finished run.
@@ -53,9 +51,8 @@ class Task:
         place = local_device(device)
         model = self.trained.network(run, settings)
         load_final(model, run)
-        model.to(place).eval()
-        data = self.trained.load_data(run, settings, place) if with_data else None
-        return self.trained(run, settings, model, data)
+        trained = self.trained(run, settings, model.to(place).eval())
+        return trained.with_data() if with_data else trained
 
 
 def task_named(name: object) -> Task:

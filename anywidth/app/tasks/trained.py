@@ -7,8 +7,9 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -115,6 +116,12 @@ class Trained:
     def load_data(run: Run, settings: Any, device: torch.device) -> Any:
         """The data of a run, if it is measured with any."""
         return None
+
+    def with_data(self, **places: Path | None) -> Self:
+        """The same run with its data, which may have moved to new folders."""
+        settings = self.settings.moved(**places)
+        device = next(self.model.parameters()).device
+        return replace(self, settings=settings, data=self.load_data(self.run, settings, device))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """The metrics of the network at the width it is set to."""

@@ -25,13 +25,8 @@ from anywidth.slimming.convert import at_width, plan_of
 class Rollout:
     """A roll-out: one row per step and one more at the end, one column per environment.
 
-    Args:
-        observations: the network's inputs.
-        actions: its actions.
-        log_probabilities: of these actions when they were drawn.
-        values: its values; the last row is for the observation after the last step.
-        rewards: on the CPU; the last row is not used.
-        ends: 1 at the end of an episode, on the CPU; the last row is not used.
+    The last row has the observation after the last step, and its value. Rewards, and ends (1 at the
+    end of an episode), are on the CPU.
     """
 
     observations: Tensor

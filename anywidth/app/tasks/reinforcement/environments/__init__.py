@@ -97,14 +97,12 @@ def make_environment(
     most_steps: int | None = None,
     rendered: bool = False,
 ) -> VectorEnvironment:
-    """Make `count` environments that step together.
+    """Make `count` environments that step together; `seed` determines everything random.
 
     Args:
         name: "atari:breakout" or any other game of ale-py (BreakoutNoFrameskip-v4 means the same),
             "minatar:breakout" or another of MinAtar's five games, or "gym:" and the name of a
             gymnasium environment with numbered actions.
-        count: number of games side by side.
-        seed: determines everything random.
         training: in Atari, a lost life counts as an end, which speeds up learning.
         threads: threads for Atari; if not given, one per environment or core.
         most_steps: a game is cut off after this number of steps; if not given, after `MOST_STEPS`,
