@@ -32,7 +32,7 @@ from anywidth.errors import AnywidthError
 from anywidth.slimming.convert import at_width, plan_of
 from anywidth.training.step import SandwichStep, StepResult
 
-PRECISIONS: dict[str, torch.dtype | Literal["auto"] | None] = {
+_PRECISIONS: dict[str, torch.dtype | Literal["auto"] | None] = {
     "auto": "auto",
     "float32": None,
     "bfloat16": torch.bfloat16,
@@ -111,7 +111,7 @@ def make_step(model: nn.Module, settings: ClassificationSettings) -> SandwichSte
         settings.sampling(),
         truth=settings.truth,
         **settings.step_options(),
-        autocast=PRECISIONS[settings.precision],
+        autocast=_PRECISIONS[settings.precision],
         # Configurations that are never drawn again are not worth capturing.
         engine="eager" if settings.nonuniform and settings.lattice is None else "auto",
         kernels=settings.kernels,
