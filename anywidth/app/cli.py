@@ -15,7 +15,8 @@ from typing import Any
 from anywidth.app.interrupts import exit_code, stopped_by_signals
 from anywidth.app.plain_text import in_one_line, visible, write_anything
 
-# Set by the shell while it asks what a half-typed command may go on with.
+# Set by the shell, which --install-completion teaches to ask what a half-typed command may go on
+# with.
 _COMPLETION = "_ANYWIDTH_COMPLETE"
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Storage size calc")
 # How often a thread of OpenMP looks for others before it sleeps: libgomp reads one of these when
@@ -80,7 +81,9 @@ def _run(arguments: list[str]) -> int:
     usage_error: type[Any] = typer.BadParameter.__bases__[0]
     command = get_command(app)
     if asked := os.environ.get(_COMPLETION):
-        return _complete(command, asked)
+        from typer.completion import shell_complete
+
+        return shell_complete(command, {}, "anywidth", _COMPLETION, asked)
     try:
         made = command.make_context("anywidth", arguments or ["--help"])
         with made as context, _heartbeat(arguments):
@@ -103,13 +106,6 @@ def _heartbeat(arguments: list[str]) -> AbstractContextManager[None]:
     if arguments[:1] in ([], ["serve"]):
         return nullcontext()
     return working(f"anywidth {arguments[0]}: still at work")
-
-
-def _complete(command: Any, asked: str) -> int:
-    """Answer the shell; --install-completion teaches it to ask."""
-    from typer.completion import shell_complete
-
-    return shell_complete(command, {}, "anywidth", _COMPLETION, asked)
 
 
 def _said(error: Any, arguments: list[str]) -> str:

@@ -33,9 +33,6 @@ def stopped_by_signals() -> Iterator[None]:
     command would go on.
     """
     note_signal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     # `nohup` and shells' background jobs ignore Ctrl-C, and so does this.
     caught = [one for one in SIGNALS if signal.getsignal(one) is not signal.SIG_IGN]
     with handled_by(_stop, caught):
@@ -46,13 +43,17 @@ def stopped_by_signals() -> Iterator[None]:
 def handled_by(
     handler: Callable[[int, FrameType | None], None], numbers: Iterable[signal.Signals] = SIGNALS
 ) -> Iterator[None]:
-    """Handle signals inside a `with` block; afterwards they have their old handlers."""
-    before = {number: signal.signal(number, handler) for number in numbers}
+    """Handle signals inside a `with` block; afterwards they have their old handlers.
+
+    Only the main thread may handle signals; in others, this does nothing.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number in numbers if is_main}
     try:
         yield
     finally:
         for number, old in before.items():
-            signal.signal(number, old)
+            signal.signal(number, old or signal.SIG_DFL)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -26,7 +26,7 @@ class ActorCritic(nn.Module):
         self.activation = nn.ReLU(inplace=True)
         self.policy = nn.Linear(hidden.out_features, actions)
         self.value = nn.Linear(hidden.out_features, 1)
-        self._initialize()
+        self.initialize()
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         if observations.dtype == torch.uint8:
@@ -35,7 +35,7 @@ class ActorCritic(nn.Module):
         hidden = self.activation(self.hidden(features))
         return self.policy(hidden), self.value(hidden).squeeze(1)
 
-    def _initialize(self) -> None:
+    def initialize(self) -> None:
         """Orthogonal weights. A nearly uniform policy explores, as in PPO's own implementation."""
         gains: dict[nn.Module, float] = {self.policy: 0.01, self.value: 1.0}
         for module in self.modules():

@@ -12,8 +12,8 @@ from tiny_networks import PIXELS, batches_of, converted
 from torch import Tensor, nn
 
 import anywidth as aw
-from anywidth.app.tasks.examples import Example, as_fact
 from anywidth.app.tasks.super_resolution.trained import Upscaler
+from anywidth.app.tasks.trained import Example, as_fact
 from anywidth.deploying.bundling import named_widths, write_bundle
 from anywidth.measuring.spectra import Spectrum, SpectrumPoint
 from anywidth.models.wdsr import wdsr

@@ -8,14 +8,13 @@ from typing import Annotated
 import typer
 
 from anywidth._version import __version__
-from anywidth.app.commands.evaluate import calibrate, compare, report, spectrum
+from anywidth.app.commands.evaluate import calibrate, compare, report, spectrum, tune
 from anywidth.app.commands.export import export
 from anywidth.app.commands.inspect import inspect
 from anywidth.app.commands.search_command import search
 from anywidth.app.commands.serve import serve
 from anywidth.app.commands.study import study
 from anywidth.app.commands.train import train
-from anywidth.app.commands.tune import tune
 from anywidth.app.tasks.task_names import TASKS, command_of
 
 

@@ -1,8 +1,8 @@
-"""`anywidth calibrate`, `spectrum`, `compare` and `report`."""
+"""`anywidth calibrate`, `tune`, `spectrum`, `compare` and `report`."""
 
 from __future__ import annotations
 
-import contextlib
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,9 +18,7 @@ from anywidth.measuring.width_lists import parse_widths
 
 if TYPE_CHECKING:
     from anywidth.app.runs.folder_lock import FolderLock
-    from anywidth.app.runs.run import Run
     from anywidth.app.tasks.trained import Trained
-    from anywidth.measuring.spectra import Spectrum
     from anywidth.width import Width
 
 EVERY = "every"
@@ -63,16 +61,50 @@ def calibrate(
     """
     from anywidth.app.tasks.registry import open_trained
 
-    _lock = hold(run)
-    if not open_trained(run, device, with_data=False, trust=trust, model=model).has_statistics:
+    _lock = _hold(run)
+    trained = open_trained(run, device, with_data=False, trust=trust, model=model)
+    if not trained.has_statistics:
         say("This network has no batch norm: every width can be used without calibration.")
         return
     with working(f"opening {run} and its data"):
-        trained = open_trained(run, device, trust=trust, model=model, data_dir=data_dir)
-    chosen = chosen_widths(trained, widths)
+        trained = trained.with_data(data_dir=data_dir)
+    chosen = _chosen_widths(trained, widths)
     images = trained.calibrate(chosen, samples, method)
-    say(f"{counted(chosen)} calibrated over {images:,} images: {', '.join(map(str, chosen))}")
-    say_older(trained)
+    _say_changed(trained, chosen, f"calibrated over {images:,} images")
+
+
+def tune(
+    run: options.RunFolder,
+    widths: Annotated[
+        str, typer.Option(help="Calibrated widths, as a list such as 0.25,0.5 or first:last:step.")
+    ],
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training images.")] = 1,
+    learning_rate: Annotated[float, typer.Option(help="Highest learning rate of Adam.")] = 1e-3,
+    device: options.Device = "auto",
+    model: options.Model = None,
+    trust: options.Trust = False,
+    data_dir: options.DataDir = None,
+) -> None:
+    """Tune batch norm's scales and biases for a few widths of a trained network, and save them.
+
+    All weights and all other widths stay as they are. The widths must have
+    statistics, which are computed again; `anywidth calibrate` makes them.
+
+    Example:
+
+      anywidth tune runs/demo --widths 0.25,0.5
+    """
+    from anywidth.app.tasks.registry import open_trained
+
+    _lock = _hold(run)
+    trained = open_trained(run, device, with_data=False, trust=trust, model=model)
+    if not trained.has_statistics:
+        raise AnywidthError(f"{run} has a network without batch norm: there is nothing to tune")
+    trained = trained.with_data(data_dir=data_dir)
+    chosen = _chosen_widths(trained, widths)
+    _check_tunable(trained, chosen, learning_rate)
+    images = trained.tune(chosen, epochs, learning_rate)
+    _say_changed(trained, chosen, f"tuned over {images:,} images")
 
 
 def spectrum(
@@ -103,22 +135,22 @@ def spectrum(
     from anywidth.app.showing.spectrum_tables import spectrum_table
     from anywidth.app.tasks.chosen_width import given_channels
     from anywidth.app.tasks.registry import open_trained
-    from anywidth.app.tasks.results import run_spectrum
+    from anywidth.app.tasks.results import earlier_spectrum, run_spectrum
 
-    _lock = hold(run)
+    _lock = _hold(run)
     with working(f"opening {run} and its data"):
         trained = open_trained(
             run, device, trust=trust, model=model, data_dir=data_dir, eval_dir=eval_dir
         )
     own = (given_channels(trained, path) for path in channels or ())
-    chosen: list[Width] = [*chosen_widths(trained, widths), *own]
+    chosen: list[Width] = [*_chosen_widths(trained, widths), *own]
     trained.complete_statistics(chosen)
-    before = earlier(trained.run)
+    before = earlier_spectrum(trained.run)
     found = run_spectrum(trained, chosen, latency)
     console.print(spectrum_table(found))
     say(f"Written: {run / 'spectrum.csv'} and plots in {run / 'plots'}")
-    if before is not None and not _widths(before) <= _widths(found):
-        say(f"They replace an earlier spectrum of {counted(before.points)}.")
+    if before is not None and {p.width for p in before.points} - {p.width for p in found.points}:
+        say(f"They replace an earlier spectrum of {_counted(before.points)}.")
 
 
 def compare(
@@ -191,7 +223,7 @@ def report(
     from anywidth.app.tasks.results import run_report
 
     own, *baselines = [Run.open(folder) for folder in (run, *(baseline or []))]
-    _lock = hold(run)
+    _lock = _hold(run)
     check_same_task([own, *baselines])
     with_data = task_of(own).trained.sections_need_data
     with working(f"opening {run}"):
@@ -203,7 +235,7 @@ def report(
     say(f"Report: {page}")
 
 
-def hold(folder: Path) -> FolderLock | None:
+def _hold(folder: Path) -> FolderLock | None:
     """A finished run that no other process writes to as long as the result exists."""
     from anywidth.app.runs.folder_lock import lock_folder
     from anywidth.app.runs.run import Run, check_writable
@@ -219,7 +251,25 @@ def hold(folder: Path) -> FolderLock | None:
     return lock
 
 
-def chosen_widths(trained: Trained, widths: str | None) -> list[float]:
+def _check_tunable(trained: Trained, widths: Sequence[float], learning_rate: float) -> None:
+    from anywidth.slimming.convert import plan_of
+
+    if not 0 < learning_rate < math.inf:
+        raise AnywidthError(f"--learning-rate {learning_rate}: expected a number above 0")
+    plan = plan_of(trained.model)
+    full = [width for width in widths if plan.resolve(trained.own_width(width)) == plan.full]
+    if full:
+        raise AnywidthError(
+            f"--widths {full[0]}: the scales and biases of the full width are the network's own, "
+            "which other widths use too; leave it out"
+        )
+    if missing := trained.uncalibrated(widths):
+        named, folder = ",".join(map(str, missing)), trained.run.folder
+        again = own_command("calibrate", folder, "--widths", named, *trained.settings.allowance)
+        raise AnywidthError(f"no statistics for width {named} yet; compute them with: {again}")
+
+
+def _chosen_widths(trained: Trained, widths: str | None) -> list[float]:
     """The widths of an option."""
     from anywidth.slimming.convert import plan_of
 
@@ -233,27 +283,17 @@ def chosen_widths(trained: Trained, widths: str | None) -> list[float]:
     return chosen
 
 
-def counted(widths: Sequence[object]) -> str:
+def _counted(widths: Sequence[object]) -> str:
     return "1 width" if len(widths) == 1 else f"{len(widths)} widths"
 
 
-def say_older(trained: Trained) -> None:
-    """If there is a spectrum, say that it was measured with other statistics."""
-    if earlier(trained.run) is None:
+def _say_changed(trained: Trained, widths: Sequence[float], done: str) -> None:
+    """Say what was done at which widths, and if a spectrum was measured before that."""
+    from anywidth.app.tasks.results import earlier_spectrum
+
+    say(f"{_counted(widths)} {done}: {', '.join(map(str, widths))}")
+    if earlier_spectrum(trained.run) is None:
         return
     say("The spectrum and report are older; update them with:")
     for name in ("spectrum", "report"):
         say(f"  {own_command(name, trained.run.folder, *trained.settings.allowance)}")
-
-
-def earlier(run: Run) -> Spectrum | None:
-    """The existing spectrum; a damaged file counts as missing."""
-    from anywidth.app.tasks.results import saved_spectrum
-
-    with contextlib.suppress(AnywidthError):
-        return saved_spectrum(run)
-    return None
-
-
-def _widths(found: Spectrum) -> set[float | None]:
-    return {point.width for point in found.points}

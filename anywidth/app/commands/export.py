@@ -83,7 +83,6 @@ def export(
       anywidth export runs/demo --width 0.4 --out shirts.onnx
     """
     from anywidth.app.tasks.chosen_width import Wanted, calibrated, given_channels
-    from anywidth.app.tasks.registry import open_trained
 
     first = channels[0] if channels else None
     wanted = Wanted(width, budget, max_macs, max_parameters, first)
@@ -97,9 +96,7 @@ def export(
     if widths is not None or not named:
         uniform = _widths(trained, wanted, widths, is_bundle=out.suffix == _BUNDLE)
         named = {**dict(zip(uniform, uniform, strict=True)), **named}
-    trained = calibrated(
-        trained, list(named.values()), lambda: open_trained(run, "cpu", trust=trust, model=model)
-    )
+    trained = calibrated(trained, list(named.values()))
     if out.suffix != _BUNDLE and widths is None:
         _export_one(trained, deployment, out, *named.items())
     else:
@@ -112,17 +109,17 @@ def _opened(
     run: Path, model: str | None, trust: bool, *, is_bundle: bool
 ) -> tuple[Trained, Deployment]:
     """A run and its deployment; a bundle also has example inputs for the server's page."""
-    from anywidth.app.tasks.examples import as_fact
     from anywidth.app.tasks.registry import open_trained
+    from anywidth.app.tasks.trained import as_fact
 
+    trained = open_trained(run, "cpu", with_data=False, trust=trust, model=model)
+    deployment = trained.deployment()
     if is_bundle:
         with contextlib.suppress(AnywidthError):  # no examples if its data has moved
-            trained = open_trained(run, "cpu", trust=trust, model=model)
-            deployment = trained.deployment()
+            trained = trained.with_data()
             facts = {**deployment.facts, "examples": as_fact(trained.examples())}
-            return trained, dataclasses.replace(deployment, facts=facts)
-    trained = open_trained(run, "cpu", with_data=False, trust=trust, model=model)
-    return trained, trained.deployment()
+            deployment = dataclasses.replace(deployment, facts=facts)
+    return trained, deployment
 
 
 def _widths(
@@ -206,7 +203,7 @@ def _export_many(
     trained: Trained, deployment: Deployment, out: Path, widths: Mapping[float | str, Width]
 ) -> None:
     from anywidth.app.showing.spectrum_tables import format_count
-    from anywidth.app.tasks.results import saved_spectrum
+    from anywidth.app.tasks.results import earlier_spectrum
     from anywidth.deploying.branching import write_branches
     from anywidth.deploying.bundling import write_bundle
     from anywidth.measuring.cost import parameter_count
@@ -214,9 +211,7 @@ def _export_many(
 
     own: dict[Any, Any] = {name: trained.own_width(width) for name, width in widths.items()}
     if out.suffix == _BUNDLE:
-        spectrum = None
-        with contextlib.suppress(AnywidthError):  # accuracy goes into the file if it was measured
-            spectrum = saved_spectrum(trained.run)
+        spectrum = earlier_spectrum(trained.run)  # its accuracies go into the file
         error = write_bundle(trained.model, deployment, out, own, spectrum=spectrum)
     else:
         error = write_branches(trained.model, deployment, out, list(own.values()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -74,7 +74,10 @@ def inspect(
     for width in chosen:
         width_range.fraction(width)
     plan = _plan(spec, shape, width_range, verify)
-    costs = [(width, macs(plan, width), parameter_count(plan, width)) for width in chosen]
+    costs = [
+        {"width": width, "macs": macs(plan, width), "parameters": parameter_count(plan, width)}
+        for width in chosen
+    ]
     if as_json:
         typer.echo(json.dumps(_to_json(spec, shape, plan, verify, costs), indent=2))
     else:
@@ -122,7 +125,7 @@ def _to_json(
     shape: tuple[int, ...],
     plan: Plan,
     verified: bool,
-    costs: Sequence[tuple[float, int, int]],
+    costs: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     elastic, layers = plan.elastic_layers()
     return {
@@ -131,15 +134,12 @@ def _to_json(
         "verified": verified,
         "elastic_layers": elastic,
         "layers": layers,
-        "costs": [
-            {"width": width, "macs": multiply_adds, "parameters": parameters}
-            for width, multiply_adds, parameters in costs
-        ],
+        "costs": costs,
         "plan": plan.to_json(),
     }
 
 
-def _print(spec: str, plan: Plan, costs: Sequence[tuple[float, int, int]]) -> None:
+def _print(spec: str, plan: Plan, costs: Sequence[Mapping[str, Any]]) -> None:
     from anywidth.app.showing.spectrum_tables import format_count, format_width
     from anywidth.planning.plan_text import held_lines
 
@@ -155,14 +155,10 @@ def _print(spec: str, plan: Plan, costs: Sequence[tuple[float, int, int]]) -> No
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("width", "multiply-adds", "", "parameters", ""):
         table.add_column(heading, justify="right")
-    for width, multiply_adds, parameters in costs:
-        table.add_row(
-            format_width(width),
-            f"{multiply_adds:,}",
-            format_count(multiply_adds),
-            f"{parameters:,}",
-            format_count(parameters),
-        )
+    for one in costs:
+        counts = (one["macs"], one["parameters"])
+        cells = (text for n in counts for text in (f"{n:,}", format_count(n)))
+        table.add_row(format_width(one["width"]), *cells)
     output.console.print(table)
 
 

@@ -12,7 +12,7 @@ from anywidth.app.interrupts import exit_code
 from anywidth.app.own_command import own_command
 from anywidth.app.showing.output import console, note, say
 from anywidth.app.tasks import command_options as options
-from anywidth.errors import AnywidthError
+from anywidth.errors import AnywidthError, errors_about
 
 if TYPE_CHECKING:
     from anywidth.app.tasks.search_run import Searched
@@ -127,10 +127,8 @@ def _budgets(macs: str | None, latency: str | None, parameters: str | None) -> l
         names = " and ".join(name for name, _ in asked.values()) or "no budget"
         raise AnywidthError(f"{names}: give one of --macs 150M, --latency 5ms, --parameters 1M")
     ((kind, (name, text)),) = asked.items()
-    try:
+    with errors_about(f"{name} {text}"):
         return [Budget.parse(kind, one) for one in str(text).split(",")]
-    except AnywidthError as error:
-        raise AnywidthError(f"{name} {text}: {error}") from error
 
 
 def _print(trained: Trained, searched: Searched, out: Path) -> None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from anywidth.app.commands.training_options import (
+    CHANGEABLE,
     new_settings,
     refuse_changes,
     split_arguments,
-    unchangeable,
 )
 from anywidth.app.interrupts import exit_code
 from anywidth.app.own_command import own_command
@@ -135,12 +135,14 @@ def train(
 
         check_wandb()
     name, fields = split_arguments(arguments or [])
+    own: dict[str, object] = {"epochs": epochs, "batch_size": batch_size, "seed": seed}
+    own |= {"device": device, "data_dir": data_dir, "eval_dir": eval_dir}
+    changes = {field: str(value) for field, value in own.items() if value is not None}
     if resume is not None:
         if dry_run:
             raise AnywidthError("--dry-run is for a new run: leave out --resume")
-        refuse_changes(name, out, config, epochs, batch_size, seed, *unchangeable(fields))
-        places = {"device": device, "data-dir": data_dir, "eval-dir": eval_dir}
-        changes = {field: str(value) for field, value in places.items() if value is not None}
+        others = [field for field in fields if field.replace("-", "_") not in CHANGEABLE]
+        refuse_changes(name, out, config, epochs, batch_size, seed, *others)
         again = fields.pop("model", None)
         if again != Run.open(resume).settings_data.get("model", again):
             refuse_changes(again)
@@ -150,9 +152,6 @@ def train(
             settings = override(settings, {"device": device})
         folder, changes = resume, {**changes, **fields}
     else:
-        numbers = {"epochs": epochs, "batch_size": batch_size, "seed": seed}
-        named = {**numbers, "device": device, "data_dir": data_dir, "eval_dir": eval_dir}
-        changes = {field: str(value) for field, value in named.items() if value is not None}
         settings, given = new_settings(
             name,
             config,
@@ -182,8 +181,10 @@ def train(
         if not (folder / "config.json").is_file():
             raise
         if rank() == 0:
-            options = changes if resume is not None else {}
-            say(f"Stopped. Continue with: {_resume_command(folder, settings, options)}")
+            options = [f"--{name.replace('_', '-')}={text}" for name, text in changes.items()]
+            given = [] if resume is None else options
+            again = own_command("train", "--resume", folder, *given, *settings.allowance)
+            say(f"Stopped. Continue with: {again}")
         raise typer.Exit(exit_code()) from None
     finally:
         stop_processes()
@@ -272,11 +273,6 @@ def finish(folder: Path, settings: TaskSettings) -> None:
     say(f"To open a page {'with a slider over all widths' if several else 'to try it'}:")
     say(f"  {own_command('export', folder, '--out', bundle, *settings.allowance)}")
     say(f"  {own_command('serve', bundle)}")
-
-
-def _resume_command(folder: Path, settings: TaskSettings, options: dict[str, str]) -> str:
-    given = [f"--{name}={value}" for name, value in options.items()]
-    return own_command("train", "--resume", folder, *given, *settings.allowance)
 
 
 def _print_recipes() -> None:

@@ -7,14 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anywidth.app.runs.settings import (
-    Settings,
-    describe,
-    from_json,
-    override,
-    with_fields,
-)
-from anywidth.errors import AnywidthError
+from anywidth.app.runs.settings import Settings, describe, from_json, override, with_fields
+from anywidth.errors import AnywidthError, errors_about
 
 if TYPE_CHECKING:
     from anywidth.app.tasks.task_settings import TaskSettings
@@ -57,19 +51,14 @@ def new_settings(
     """The settings of a new run: a recipe or a file, and the options on top; and those fields.
 
     Args:
-        recipe_name: None for the first recipe.
-        config: a JSON file of settings.
         changes: field → text, from options.
         own_options: options of the command that are no fields, to name a close match.
         trust: allow the file to name code to import.
     """
-    from anywidth.app.tasks.registry import all_recipes, recipe
+    from anywidth.app.tasks.registry import recipe
     from anywidth.app.tasks.task_settings import refuse_code
 
-    if config is None:
-        settings = recipe(recipe_name or next(iter(all_recipes())))
-    else:
-        settings = _from_file(config, recipe_name)
+    settings = recipe(recipe_name) if config is None else _from_file(config, recipe_name)
     changes = _channels_of_a_file(changes, settings)
     _check_known(changes, settings, own_options)
     again = {name.replace("-", "_") for name in changes}
@@ -89,7 +78,7 @@ def _channels_of_a_file(changes: Mapping[str, str], settings: Settings) -> Mappi
 
 def _from_file(path: Path, recipe_name: str | None) -> TaskSettings:
     """All settings, as in a run's config.json; or without "version", changes to a recipe."""
-    from anywidth.app.tasks.registry import all_recipes, recipe, task_named
+    from anywidth.app.tasks.registry import recipe, task_named
     from anywidth.files import read_json
 
     if not path.is_file():
@@ -98,9 +87,9 @@ def _from_file(path: Path, recipe_name: str | None) -> TaskSettings:
             "the config.json of a run"
         )
     data = read_json(path)
-    try:
+    with errors_about(f"--config {path}"):
         if "version" not in data:
-            settings = recipe(recipe_name or next(iter(all_recipes())))
+            settings = recipe(recipe_name)
             task = data.pop("task", settings.task)
             if task != settings.task:
                 raise AnywidthError(
@@ -114,8 +103,6 @@ def _from_file(path: Path, recipe_name: str | None) -> TaskSettings:
                 "effect; leave the recipe out"
             )
         return from_json(task_named(data.get("task")).settings, data)
-    except AnywidthError as error:
-        raise AnywidthError(f"--config {path}: {error}") from error
 
 
 def _check_known(given: Iterable[str], settings: Settings, own_options: Iterable[str]) -> None:
@@ -137,7 +124,3 @@ def refuse_changes(*values: object) -> None:
             "--data-dir, --eval-dir, --workers, --skip-corrupt and --wandb may change), or start a "
             "new run"
         )
-
-
-def unchangeable(fields: Iterable[str]) -> list[str]:
-    return [field for field in fields if field.replace("-", "_") not in CHANGEABLE]

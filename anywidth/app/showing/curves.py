@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from anywidth.app.showing.figure_style import BLUE, GREEN, INK, ORANGE
 
@@ -141,19 +143,12 @@ def _is_number(text: str) -> bool:
     return False
 
 
-def _averaged(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Means over equal intervals, if there are more points than a plot can show."""
-    finite = [(step, value if math.isfinite(value) else math.nan) for step, value in points]
-    size = math.ceil(len(finite) / _MOST_POINTS) or 1
-    parts = [finite[i : i + size] for i in range(0, len(finite), size)]
-    return [_mean(x for x, _ in part) for part in parts], [
-        _mean(y for _, y in part) for part in parts
-    ]
-
-
-def _mean(values: Iterable[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return sum(known) / len(known) if known else math.nan
+def _averaged(points: Sequence[tuple[float, float]]) -> np.ndarray:
+    """Steps and values, averaged over equal intervals if there are more than a plot can show."""
+    size = math.ceil(len(points) / _MOST_POINTS) or 1
+    parts = [points[i : i + size] for i in range(0, len(points), size)]
+    means = [np.ma.masked_invalid(part).mean(0).filled(math.nan) for part in parts]
+    return np.reshape(means, (-1, 2)).T
 
 
 def _blend(count: int) -> list[str]:

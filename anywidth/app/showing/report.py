@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anywidth._version import __version__
-from anywidth.app.showing.curves import curves_panels, has_curves
+from anywidth.app.showing.curves import curves_panels
 from anywidth.app.showing.figure_style import FAINT_INK, GRID, INK, figure_bytes, style
 from anywidth.app.showing.interactive_spectrum import interactive_latency, interactive_spectrum
 from anywidth.app.showing.plots import (
@@ -50,10 +50,8 @@ class Section:
     """A part of the page that a task adds; neighbours with one title share a heading.
 
     Args:
-        title: the heading.
         html: markup, not escaped: escape everything that is not from the code.
         images: label below each → bytes of a PNG file.
-        caption: text below all of them.
     """
 
     title: str
@@ -93,8 +91,7 @@ def write_report(
         if timed_points(spectrum):
             drawing = interactive_latency(spectrum, _plot(latency_figure(spectrum)))
             parts.append(_section("Latency", _latency_text(spectrum) + drawing))
-        if has_curves(metrics, curves or {}):
-            panels = "".join(map(_plot, curves_panels(metrics, curves or {})))
+        if panels := "".join(map(_plot, curves_panels(metrics, curves or {}))):
             parts.append(_section("Training", f'<div class="panels">{panels}</div>'))
     for heading, sections in itertools.groupby(extra_sections, key=lambda one: one.title):
         parts.append(_section(heading, "".join(map(_extra, sections))))

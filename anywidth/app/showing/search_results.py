@@ -19,28 +19,23 @@ if TYPE_CHECKING:
 
 def found_table(result: SearchResult, described: Mapping[str, Metric]) -> FittedTable:
     """One row per budget: the uniform width and what was found, with cost and metrics."""
-    names = [name for name in result.found[0].best.metrics if name in described]
-    pairs = [(one.uniform, one.best) for one in result.found]
+    sides = {"uniform": [one.uniform for one in result.found]}
+    sides["found"] = [one.best for one in result.found]
 
-    def costs(side: int, title: str) -> Column:
-        cells = [shown_cost(result.kind, pair[side].cost).split(" ")[0] for pair in pairs]
-        return Column(title, cells)
+    def costs(side: str) -> Column:
+        found = (shown_cost(result.kind, judged.cost) for judged in sides[side])
+        return Column(f"{side} costs", [text.split(" ")[0] for text in found])
 
-    def metric(side: int, title: str, name: str) -> Column:
-        def cell(judged: Judged) -> str:
-            return format_metric(judged.metrics.get(name), described[name])
-
-        return Column(f"{title}: {described[name].label}", [cell(pair[side]) for pair in pairs])
+    def values(side: str, name: str) -> Column:
+        found = (judged.metrics.get(name) for judged in sides[side])
+        cells = [format_metric(value, described[name]) for value in found]
+        return Column(f"{side}: {described[name].label}", cells)
 
     budget = Column("budget", [str(one.budget) for one in result.found])
-    main = [metric(side, title, result.metric) for side, title in enumerate(("uniform", "found"))]
-    others = [
-        metric(side, title, name)
-        for name in names
-        if name != result.metric
-        for side, title in enumerate(("uniform", "found"))
-    ]
-    spent = [costs(0, "uniform costs"), costs(1, "found costs")]
+    spent = [costs(side) for side in sides]
+    main = [values(side, result.metric) for side in sides]
+    names = [n for n in sides["found"][0].metrics if n in described and n != result.metric]
+    others = [values(side, name) for name in names for side in sides]
     columns = [budget, *spent, *main, *others]
     return FittedTable("", columns, [budget, main[1], main[0], *spent, *others], "search.json")
 

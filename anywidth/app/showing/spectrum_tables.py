@@ -38,10 +38,10 @@ def spectrum_table(spectrum: Spectrum) -> FittedTable:
         )
         for name in shown_metrics(spectrum)
     ]
-    times = [format_metric(point.latency_ms) for point in points]
-    latency = [Column(spectrum.latency_label, times)]
-    if all(point.latency_ms is None for point in points):
-        latency = []
+    latency = []
+    if any(point.latency_ms is not None for point in points):
+        times = [format_metric(point.latency_ms) for point in points]
+        latency = [Column(spectrum.latency_label, times)]
     return FittedTable(
         spectrum.name,
         [width, macs, parameters, *metrics, *latency],
@@ -150,18 +150,12 @@ class Column:
 
 @dataclass(frozen=True)
 class FittedTable:
-    """Prints the columns that fit, and a line that names the others.
-
-    Args:
-        title: the title above the table.
-        columns: from left to right.
-        ranked: the same columns, the most important first; the first two are always shown.
-        file: where all columns are.
-    """
+    """Prints the columns that fit, and a line that names the others and the file with all."""
 
     title: str
     columns: Sequence[Column]
     ranked: Sequence[Column]
+    """The same columns, the most important first; the first two are always shown."""
     file: str = "spectrum.csv"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -180,13 +174,7 @@ class FittedTable:
 
 @dataclass(frozen=True)
 class BlockTable:
-    """Prints any number of columns, in several blocks if they do not fit.
-
-    Args:
-        title: the title above the table.
-        first: the first column of every block.
-        columns: the others.
-    """
+    """Prints any number of columns; if they do not fit, in blocks that begin with `first`."""
 
     title: str
     first: Column

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from anywidth.app.own_command import own_command
 from anywidth.app.runs.folder_lock import lock_folder
+from anywidth.app.runs.loop import load_final
 from anywidth.app.showing.output import note
 from anywidth.app.showing.spectrum_tables import format_width
 from anywidth.app.tasks.channel_files import check_within, read_channels
-from anywidth.app.tasks.registry import open_only, open_trained
-from anywidth.app.tasks.results import saved_spectrum
+from anywidth.app.tasks.registry import check_task, open_trained
+from anywidth.app.tasks.results import earlier_spectrum
 from anywidth.app.tasks.trained import Trained
 from anywidth.errors import AnywidthError, errors_about
 from anywidth.measuring.cost import macs, parameter_count
@@ -64,15 +65,15 @@ def opened_at(
     `permissions` are as for `open_trained`. The run's data is loaded if there are no statistics.
     """
     with working(f"opening {folder}"):
-        opened = open_only(task, folder, device, **permissions)
+        check_task(folder, task)
+        opened = open_trained(folder, device, with_data=False, **permissions)
     width: Width
     if wanted.channels is not None:
         wanted.limits()  # raises if there are any
         width = given_channels(opened, wanted.channels)
     else:
         width = max(fitting_widths(opened, wanted))
-    found = calibrated(opened, [width], lambda: open_trained(folder, device, **permissions))
-    return found, width
+    return calibrated(opened, [width]), width
 
 
 def given_channels(trained: Trained, path: Path) -> ChannelConfig:
@@ -100,9 +101,7 @@ def fitting_widths(trained: Trained, wanted: Wanted) -> list[float]:
     return fitting
 
 
-def calibrated(
-    trained: Trained, widths: Sequence[Width], with_data: Callable[[], Trained]
-) -> Trained:
+def calibrated(trained: Trained, widths: Sequence[Width]) -> Trained:
     """The run with statistics for all widths; missing ones are computed now if its data is there.
 
     They are saved in the run, so that they are computed once.
@@ -113,8 +112,11 @@ def calibrated(
     named = ", ".join(map(format_width, missing))
     folder = trained.run.folder
     _lock = lock_folder(folder, wait=True)  # another command may be calibrating this width
+    load_final(trained.model, trained.run)
+    if not trained.uncalibrated(missing):
+        return trained
     try:
-        whole = with_data()
+        whole = trained.with_data()
     except AnywidthError as error:
         uniform = [format_width(width) for width in missing if isinstance(width, float)]
         again = own_command("calibrate", folder, "--widths", ",".join(uniform))
@@ -123,12 +125,9 @@ def calibrated(
             f"no statistics for width {named}, and they cannot be computed now: {error}"
             f"{hint if uniform else ''}"
         ) from error
-    missing = whole.uncalibrated(missing)
-    if not missing:
-        return whole
     note(f"Width {named} has no batch-norm statistics yet: computing them on training images.")
     try:
-        whole.calibrate(missing)
+        whole.calibrate(whole.uncalibrated(missing))
     except (OSError, AnywidthError) as error:
         if os.access(folder, os.W_OK) or not isinstance(error.__cause__ or error, OSError):
             raise
@@ -158,13 +157,10 @@ def _costs(trained: Trained, kinds: set[CostKind]) -> Costs:
 
 def _latencies(trained: Trained) -> dict[float, float]:
     """Milliseconds by width: those of the run's spectrum, else measured now."""
-    try:
-        points = saved_spectrum(trained.run).points
-    except AnywidthError:
-        points = ()
+    before = earlier_spectrum(trained.run)
     found = {
         point.width: point.latency_ms
-        for point in points
+        for point in (before.points if before else ())
         if point.width is not None and point.latency_ms is not None
     }
     if found:

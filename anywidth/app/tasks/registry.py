@@ -9,22 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from anywidth.app.own_command import own_command
+from anywidth.app.runs.loop import load_final
 from anywidth.app.runs.run import MEND, Run
 from anywidth.app.tasks.task_names import TASKS
 from anywidth.app.tasks.task_settings import TaskSettings, read_settings
 from anywidth.app.tasks.trained import Trained
+from anywidth.distributed import local_device, rank
 from anywidth.errors import AnywidthError, errors_about
 
 
 @dataclass(frozen=True)
 class Task:
-    """The parts of a task that commands use, besides its settings and its finished runs.
+    """A task: the classes of its settings and of its finished runs, and what commands need.
 
     Args:
-        settings: the class of its settings.
-        trained: the class of its finished runs.
         train: (run, settings) → whether training is complete.
-        open: (folder, device, with_data, settings) → a finished run.
         recipes: ready settings; the first trains in minutes on a CPU.
         command: the command that uses a finished run.
     """
@@ -32,13 +31,28 @@ class Task:
     settings: type[TaskSettings]
     trained: type[Trained]
     train: Callable[[Run, Any], bool]
-    open: Callable[..., Any]
     recipes: Sequence[Callable[[], TaskSettings]]
     command: Callable[..., None]
 
     @property
     def name(self) -> str:
         return self.settings.task
+
+    def open(
+        self,
+        folder: str | Path,
+        device: str = "auto",
+        with_data: bool = True,
+        settings: TaskSettings | None = None,
+    ) -> Any:
+        """A finished run; `settings` replace its own, for data that has moved."""
+        run = Run.open_finished(folder, writing=rank() == 0)
+        settings = settings or read_settings(run, self.settings)
+        place = local_device(device)
+        model = self.trained.network(run, settings)
+        load_final(model, run)
+        trained = self.trained(run, settings, model.to(place).eval())
+        return trained.with_data() if with_data else trained
 
 
 def task_named(name: object) -> Task:
@@ -90,10 +104,8 @@ def open_trained(
     return trained
 
 
-def open_only(
-    name: str, folder: Path, device: str, *, trust: bool = False, model: str | None = None
-) -> Any:
-    """A finished run of a command's task, without its data."""
+def check_task(folder: Path, name: str) -> None:
+    """Refuse a run of another task than a command's."""
     task, found = task_named(name), task_of(Run.open(folder))
     if found.name != name:
         fitting = own_command(found.command.__name__, folder)
@@ -102,8 +114,6 @@ def open_only(
             f"{task.command.__name__} needs a run of {name}, which anywidth train "
             f"{task.recipes[0].__name__} makes"
         )
-    settings = settings_of(folder, trust=trust, model=model)
-    return task.open(folder, device, False, settings)
 
 
 def all_recipes() -> dict[str, Callable[[], TaskSettings]]:
@@ -111,9 +121,10 @@ def all_recipes() -> dict[str, Callable[[], TaskSettings]]:
     return {recipe.__name__: recipe for name in TASKS for recipe in task_named(name).recipes}
 
 
-def recipe(name: str) -> TaskSettings:
-    """The settings of a recipe by its name."""
+def recipe(name: str | None) -> TaskSettings:
+    """The settings of a recipe by its name; of the first if there is none."""
     found = all_recipes()
+    name = name or next(iter(found))
     if name not in found:
         raise AnywidthError(f"no recipe {name!r}: expected one of {', '.join(found)}")
     return found[name]()

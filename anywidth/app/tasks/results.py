@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 from collections.abc import Sequence
@@ -92,6 +93,13 @@ def saved_spectrum(run: Run) -> Spectrum:
         raise AnywidthError(
             f"{named}{error}; make it again: {own_command('spectrum', run.folder)}"
         ) from error
+
+
+def earlier_spectrum(run: Run) -> Spectrum | None:
+    """The existing spectrum; a damaged file counts as missing."""
+    with contextlib.suppress(AnywidthError):
+        return saved_spectrum(run)
+    return None
 
 
 def saved_spectra(runs: Sequence[Run]) -> list[Spectrum]:

@@ -28,12 +28,9 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """The options of a search on a run.
+    """The options of a search on a run, with budgets of one kind, that writes to the folder `out`.
 
     Args:
-        budgets: of one kind.
-        out: the folder of its files.
-        method: as for `anywidth.search`.
         seed: of everything random, also of the images that judge.
         resume: continue with the notes in `out`.
         latencies: a latency table; if not given, the one in `out`, or one measured now.
@@ -51,14 +48,7 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class Searched:
-    """A result and its circumstances.
-
-    Args:
-        result: what was found.
-        judging: what it was judged on.
-        remarks: how far it can be trusted, in words.
-        latencies: the table, if time was the budget.
-    """
+    """A result and its circumstances; `remarks` say how far it can be trusted."""
 
     result: SearchResult
     judging: Judging

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
+import numpy as np
+import torch
+from PIL import Image
 from torch import nn
 
 from anywidth.app.runs.run import Run
 from anywidth.app.showing.report import Section
 from anywidth.app.tasks.channel_files import check_within
-from anywidth.app.tasks.examples import Example
 from anywidth.app.tasks.task_settings import TaskSettings
 from anywidth.errors import AnywidthError
 from anywidth.measuring.spectra import Metric
@@ -44,12 +50,54 @@ class Judging:
 
 
 @dataclass(frozen=True)
+class Example:
+    """An input for a server's page.
+
+    Args:
+        name: describes the input.
+        picture: (height, width, channels) in uint8; the input itself if there is no tensor.
+        tensor: the input of a network that does not take pictures, without a batch axis.
+    """
+
+    name: str
+    picture: np.ndarray
+    tensor: np.ndarray | None = None
+
+    def described(self) -> dict[str, Any]:
+        """As JSON data: the picture as a PNG file, the tensor as bytes."""
+        found: dict[str, Any] = {"name": self.name}
+        found["picture"] = _base64(png_bytes(self.picture, optimize=True))
+        if self.tensor is not None:
+            shape = [1, *self.tensor.shape]
+            found["tensor"] = {"shape": shape, "data": _base64(self.tensor.tobytes())}
+        return found
+
+
+def as_fact(examples: Iterable[Example]) -> str:
+    """Examples as text for a bundle."""
+    return json.dumps([one.described() for one in examples])
+
+
+def png_bytes(pixels: np.ndarray, **options: Any) -> bytes:
+    """(height, width, channels) as a PNG file."""
+    file = io.BytesIO()
+    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(file, "PNG", **options)
+    return file.getvalue()
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+@dataclass(frozen=True)
 class Trained:
     """A finished run with its trained network. Widths are those of the user."""
 
     run: Run
     settings: TaskSettings
     model: nn.Module
+    data: Any = None
+    """The data that it is measured with, if that was loaded."""
 
     metrics: ClassVar[Mapping[str, Metric]]
     """The metrics of `evaluate`, the main one first."""
@@ -58,6 +106,22 @@ class Trained:
     curves: ClassVar[Mapping[str, str]]
     """Logged quantities in the training curves, and their names."""
     sections_need_data: ClassVar[bool] = False
+
+    @staticmethod
+    def network(run: Run, settings: Any) -> nn.Module:
+        """The network of a finished run, before its weights are loaded."""
+        raise NotImplementedError
+
+    @staticmethod
+    def load_data(run: Run, settings: Any, device: torch.device) -> Any:
+        """The data of a run, if it is measured with any."""
+        return None
+
+    def with_data(self, **places: Path | None) -> Self:
+        """The same run with its data, which may have moved to new folders."""
+        settings = self.settings.moved(**places)
+        device = next(self.model.parameters()).device
+        return replace(self, settings=settings, data=self.load_data(self.run, settings, device))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """The metrics of the network at the width it is set to."""

@@ -110,12 +110,11 @@ def test_a_read_only_run_is_calibrated_for_now(bare: Path, grey: Path) -> None:
         pass
 
     trained = open_trained(bare, "cpu", with_data=False, trust=True)
-    whole = open_trained(bare, "cpu", trust=True)
     with (
         mock.patch.object(Run, "save_statistics", side_effect=Full),
         mock.patch("os.access", return_value=False),
     ):
-        found = calibrated(trained, [0.5], lambda: whole)
+        found = calibrated(trained, [0.5])
     assert found.uncalibrated([0.5]) == []
 
 

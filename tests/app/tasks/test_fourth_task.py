@@ -15,7 +15,7 @@ from command_line import command
 from torch import nn
 
 import anywidth as aw
-from anywidth.app.runs.loop import load_weights, save_final
+from anywidth.app.runs.loop import save_final
 from anywidth.app.runs.run import Run
 from anywidth.app.runs.settings import option
 from anywidth.app.tasks import registry
@@ -52,6 +52,10 @@ class TrainedSum(Trained):
     metrics: ClassVar[Mapping[str, Metric]] = {"distance": Metric("distance", 3, True)}
     curves: ClassVar[Mapping[str, str]] = {}
 
+    @staticmethod
+    def network(run: Run, settings: SummingSettings) -> nn.Module:
+        return build(settings)
+
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         numbers = torch.ones(4, 8)
         return {"distance": float((model(numbers)[:, 0] - 8).abs().mean())}
@@ -77,16 +81,6 @@ def train_run(run: Run, settings: SummingSettings) -> bool:
     return True
 
 
-def open_sum(
-    folder: Path, device: str, with_data: bool, settings: SummingSettings | None
-) -> TrainedSum:
-    run = Run.open_finished(folder)
-    settings = settings or run.read_settings(SummingSettings)
-    model = build(settings)
-    load_weights(model, run.model_tensors(), folder)
-    return TrainedSum(run, settings, model.eval())
-
-
 def sums() -> SummingSettings:
     """Sums."""
     return SummingSettings()
@@ -99,7 +93,7 @@ def add_up(run: Path) -> None:
 @pytest.fixture
 def fourth(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = ModuleType("anywidth.app.tasks.summing.task")
-    module.TASK = Task(SummingSettings, TrainedSum, train_run, open_sum, (sums,), add_up)
+    module.TASK = Task(SummingSettings, TrainedSum, train_run, (sums,), add_up)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(registry, "TASKS", (*TASKS, "summing"))
 

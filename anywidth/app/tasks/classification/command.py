@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,23 +56,19 @@ def predict(
     allowed = {"trust": trust, "model": model}
     trained, chosen = opened_at("classification", run, device, wanted, **allowed)
     files = list(_files(image))
-    with trained.at(chosen):
-        answers = _classified(trained, files, top)
-        if as_json:
-            with working(f"classifying {len(files):,} images"):
-                found = list(answers)
-            shown = chosen if isinstance(chosen, float) else chosen.to_json()
-            typer.echo(json.dumps([{**answer, "width": shown} for answer in found], indent=2))
-        else:
-            found = list(_printed(answers, is_alone=len(files) == 1))
-    failed = [answer for answer in found if "error" in answer]
-    if failed:
-        raise AnywidthError(
-            failed[0]["error"]
-            if len(files) == 1
-            else f"{len(failed)} of {len(files)} images could not be read, the first: "
-            f"{failed[0]['error']}"
-        )
+    answers = []
+    at_work = working(f"classifying {len(files):,} images") if as_json else nullcontext()
+    with trained.at(chosen), at_work:
+        for path in files:
+            answers.append(_classified(trained, path, top))
+            if not as_json:
+                _print(answers[-1], is_alone=len(files) == 1)
+    if as_json:
+        shown = chosen if isinstance(chosen, float) else chosen.to_json()
+        typer.echo(json.dumps([{**answer, "width": shown} for answer in answers], indent=2))
+    if failed := [answer["error"] for answer in answers if "error" in answer]:
+        count = f"{len(failed)} of {len(files)} images could not be read, the first: "
+        raise AnywidthError(failed[0] if len(files) == 1 else count + failed[0])
 
 
 def _files(given: Iterable[Path]) -> Iterator[Path]:
@@ -87,29 +84,23 @@ def _files(given: Iterable[Path]) -> Iterator[Path]:
         yield from inside
 
 
-def _classified(
-    trained: TrainedClassifier, files: Iterable[Path], top: int
-) -> Iterator[dict[str, Any]]:
-    """Per file its likely classes, or why it cannot be read; a bad file does not end the rest."""
-    for path in files:
-        try:
-            likely = trained.predict(path, top)
-        except AnywidthError as error:
-            yield {"image": str(path), "error": str(error)}
-        else:
-            classes = [{"class": name, "probability": share} for name, share in likely]
-            yield {"image": str(path), "classes": classes}
+def _classified(trained: TrainedClassifier, path: Path, top: int) -> dict[str, Any]:
+    """The likely classes of a file, or why it cannot be read."""
+    try:
+        likely = trained.predict(path, top)
+    except AnywidthError as error:
+        return {"image": str(path), "error": str(error)}
+    classes = [{"class": name, "probability": share} for name, share in likely]
+    return {"image": str(path), "classes": classes}
 
 
-def _printed(answers: Iterable[dict[str, Any]], is_alone: bool) -> Iterator[dict[str, Any]]:
-    for answer in answers:
-        if "error" in answer and not is_alone:
-            note(f"anywidth: {answer['error']}")
-        elif not is_alone:
-            say(answer["image"])
-        for one in answer.get("classes", ()):
-            say(f"{100 * one['probability']:6.2f} %  {one['class']}")
-        yield answer
+def _print(answer: dict[str, Any], is_alone: bool) -> None:
+    if "error" in answer and not is_alone:
+        note(f"anywidth: {answer['error']}")
+    elif not is_alone:
+        say(answer["image"])
+    for one in answer.get("classes", ()):
+        say(f"{100 * one['probability']:6.2f} %  {one['class']}")
 
 
 COMMAND = predict

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal, Self
+
+import torch.nn.functional as F
 
 from anywidth.app.data.arrays import ARRAY_NAMES
 from anywidth.app.model_spec import is_code
@@ -13,7 +16,9 @@ from anywidth.app.runs.settings import option
 from anywidth.app.tasks.task_settings import WEIGHTS, TaskSettings
 from anywidth.errors import AnywidthError
 from anywidth.measuring.width_lists import spectrum_widths
+from anywidth.training.distillation import Distill, soft_cross_entropy
 from anywidth.training.sampling import Sampling
+from anywidth.training.step import Loss
 
 NEED_A_FOLDER = ("fashion_mnist", "cifar10", "cifar100", "folder")
 """Data sets that need `data_dir`."""
@@ -152,6 +157,15 @@ class ClassificationSettings(TaskSettings):
         if self.method == "s":
             return Sampling("fixed", widths=self.switches, seed=self.seed)
         return super().sampling()
+
+    def loss(self) -> Loss:
+        return partial(F.cross_entropy, label_smoothing=self.label_smoothing)
+
+    def distillation(self) -> Distill | None:
+        """The loss of narrower widths besides the true labels, whose share is `truth`."""
+        if self.method != "us" or "distill" in self.unread() or not self.distill:
+            return None
+        return partial(soft_cross_entropy, temperature=self.temperature)
 
     def check(self) -> None:
         super().check()

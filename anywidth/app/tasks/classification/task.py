@@ -7,21 +7,16 @@ The same code trains a universally slimmable network (US-Net), a slimmable one w
 from __future__ import annotations
 
 from functools import partial
+from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from anywidth.app.data.order import ImageLoader
-from anywidth.app.runs.loop import Training, save_final, scheduled_rate, train
+from anywidth.app.runs.loop import RATE_SHARE, Training, save_final, scheduled_rate, train
 from anywidth.app.runs.run import Run
 from anywidth.app.tasks.classification.command import predict
 from anywidth.app.tasks.classification.networks import build_model, check_logits
-from anywidth.app.tasks.classification.optimization import (
-    PRECISIONS,
-    clipping_of,
-    distillation_of,
-    loss_of,
-    make_optimizer,
-)
 from anywidth.app.tasks.classification.recipes import RECIPES
 from anywidth.app.tasks.classification.settings import ClassificationSettings
 from anywidth.app.tasks.classification.trained import (
@@ -29,7 +24,6 @@ from anywidth.app.tasks.classification.trained import (
     calibration_images,
     evaluate,
     load_data,
-    open_trained,
 )
 from anywidth.app.tasks.registry import Task
 from anywidth.app.tasks.starting_network import start_with_weights
@@ -37,6 +31,13 @@ from anywidth.distributed import barrier, local_device, rank, world_size
 from anywidth.errors import AnywidthError
 from anywidth.slimming.convert import at_width, plan_of
 from anywidth.training.step import SandwichStep, StepResult
+
+_PRECISIONS: dict[str, torch.dtype | Literal["auto"] | None] = {
+    "auto": "auto",
+    "float32": None,
+    "bfloat16": torch.bfloat16,
+}
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def train_run(run: Run, settings: ClassificationSettings) -> bool:
@@ -99,19 +100,56 @@ def train_run(run: Run, settings: ClassificationSettings) -> bool:
 
 
 def make_step(model: nn.Module, settings: ClassificationSettings) -> SandwichStep:
+    clip = None
+    if settings.gradient_clip is not None:
+        clip = partial(nn.utils.clip_grad_norm_, list(model.parameters()), settings.gradient_clip)
     return SandwichStep(
         model,
         make_optimizer(model, settings),
-        loss_of(settings),
-        distillation_of(settings),
+        settings.loss(),
+        settings.distillation(),
         settings.sampling(),
         truth=settings.truth,
         **settings.step_options(),
-        autocast=PRECISIONS[settings.precision],
+        autocast=_PRECISIONS[settings.precision],
         # Configurations that are never drawn again are not worth capturing.
         engine="eager" if settings.nonuniform and settings.lattice is None else "auto",
         kernels=settings.kernels,
-        after_backward=clipping_of(model, settings),
+        after_backward=clip,
+    )
+
+
+def make_optimizer(model: nn.Module, settings: ClassificationSettings) -> torch.optim.Optimizer:
+    """SGD; weight decay on linear weights and on convolutions that are not depthwise.
+
+    The last layer, the classifier of most networks, may have its own learning rate.
+    """
+    layers = [module for module in model.modules() if isinstance(module, _LAYERS)]
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {
+        (settings.weight_decay, 1.0): [],
+        (0.0, 1.0): [],
+    }
+    seen: set[nn.Parameter] = set()
+    for module in model.modules():
+        share = settings.head_rate if layers and module is layers[-1] else 1.0
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter in seen:  # tied: it belongs to the first module that has it
+                continue
+            seen.add(parameter)
+            is_depthwise = isinstance(module, nn.Conv2d) and 1 < module.groups == module.in_channels
+            is_decayed = isinstance(module, _LAYERS) and name == "weight" and not is_depthwise
+            decay = settings.weight_decay if is_decayed else 0.0
+            groups.setdefault((decay, share), []).append(parameter)
+    return torch.optim.SGD(
+        [
+            {"params": parameters, "weight_decay": decay, RATE_SHARE: share}
+            for (decay, share), parameters in groups.items()
+            if parameters
+        ],
+        lr=settings.learning_rate,
+        momentum=settings.momentum,
+        nesterov=settings.momentum > 0,
+        fused=all(parameter.is_cuda for parameter in model.parameters()) or None,
     )
 
 
@@ -152,4 +190,5 @@ def _validate(
     return values
 
 
-TASK = Task(ClassificationSettings, TrainedClassifier, train_run, open_trained, RECIPES, predict)
+TASK = Task(ClassificationSettings, TrainedClassifier, train_run, RECIPES, predict)
+open_trained = TASK.open

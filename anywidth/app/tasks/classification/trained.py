@@ -25,15 +25,11 @@ from anywidth.app.data.classification import (
 )
 from anywidth.app.data.image_reading import central_square, read_image
 from anywidth.app.data.order import ImageLoader
-from anywidth.app.runs.loop import load_final
 from anywidth.app.runs.run import MEND, Run
 from anywidth.app.tasks.classification.networks import build_model
-from anywidth.app.tasks.classification.optimization import distillation_of, loss_of
 from anywidth.app.tasks.classification.settings import ClassificationSettings
-from anywidth.app.tasks.examples import Example, to_pixels
-from anywidth.app.tasks.task_settings import read_settings
-from anywidth.app.tasks.trained import Judging, Trained
-from anywidth.distributed import local_device, rank, sum_over_ranks, world_size
+from anywidth.app.tasks.trained import Example, Judging, Trained
+from anywidth.distributed import rank, sum_over_ranks, world_size
 from anywidth.errors import AnywidthError
 from anywidth.json_values import listed, number, refuse, row, text, whole
 from anywidth.measuring.progress import training_progress
@@ -185,7 +181,7 @@ class TrainedClassifier(Trained):
     """A finished run: its trained network with statistics, and its data if loaded."""
 
     settings: ClassificationSettings
-    data: ClassificationData | None
+    data: ClassificationData | None = None
 
     metrics: ClassVar[Mapping[str, Metric]] = {
         "top1_error": Metric("top-1 error, %", 2, lower_is_better=True),
@@ -197,6 +193,24 @@ class TrainedClassifier(Trained):
         "accuracy": "accuracy on the batch, %",
         "validation_error": "validation error, %",
     }
+
+    def __post_init__(self) -> None:
+        if next(self.model.parameters()).is_cuda:
+            # Otherwise every new width costs seconds.
+            use_kernels(self.model, self.settings.kernels)
+
+    @staticmethod
+    def network(run: Run, settings: ClassificationSettings) -> nn.Module:
+        state = read_state(run)
+        return build_model(settings, len(state["classes"]), state["input_shape"])
+
+    @staticmethod
+    def load_data(
+        run: Run, settings: ClassificationSettings, device: torch.device
+    ) -> ClassificationData:
+        data = load_data(settings, device)
+        run.check_data(data.facts(), {"classes": read_state(run)["classes"]})
+        return data
 
     def judging(self, seed: int = 0) -> Judging:
         """By the loss, which is smoother than the error, on images kept out of training if any."""
@@ -255,8 +269,8 @@ class TrainedClassifier(Trained):
                 self.model,
                 loader,
                 [self.own_width(width) for width in widths],
-                loss_of(settings),
-                distillation_of(settings),
+                settings.loss(),
+                settings.distillation(),
                 epochs=epochs,
                 learning_rate=learning_rate,
                 truth=settings.truth,
@@ -325,10 +339,11 @@ class TrainedClassifier(Trained):
             if len(first) >= wanted:
                 break
         mean, std = (torch.tensor(x).view(-1, 1, 1) for x in (self.data.mean, self.data.std))
-        return [
-            Example(classes[label], to_pixels(image.float() * std + mean))
-            for label, image in sorted(first.items())[:wanted]
-        ]
+        found = []
+        for label, image in sorted(first.items())[:wanted]:
+            levels = ((image.float() * std + mean).clamp(0, 1) * 255 + 0.5).to(torch.uint8)
+            found.append(Example(classes[label], levels.permute(1, 2, 0).numpy()))
+        return found
 
     def _loaded(self) -> ClassificationData:
         if self.data is None:
@@ -348,28 +363,3 @@ def _read(image: Path, shape: tuple[int, int, int], crops: bool) -> Tensor:
         picture = picture.resize((width, height), Image.Resampling.BILINEAR)
     pixels: Tensor = pil_to_tensor(picture)
     return pixels
-
-
-def open_trained(
-    folder: str | Path,
-    device: str = "auto",
-    with_data: bool = True,
-    settings: ClassificationSettings | None = None,
-) -> TrainedClassifier:
-    """Load a finished run to calibrate, evaluate or predict.
-
-    `settings` replace the run's own, for data that has moved.
-    """
-    run = Run.open_finished(folder, writing=rank() == 0)
-    settings = settings or read_settings(run, ClassificationSettings)
-    place = local_device(device)
-    state = read_state(run)
-    model = build_model(settings, len(state["classes"]), state["input_shape"])
-    load_final(model, run)
-    model.to(place).eval()
-    if place.type == "cuda":
-        use_kernels(model, settings.kernels)  # otherwise every new width costs seconds
-    data = load_data(settings, place) if with_data else None
-    if data is not None:
-        run.check_data(data.facts(), {"classes": state["classes"]})
-    return TrainedClassifier(run, settings, model, data)

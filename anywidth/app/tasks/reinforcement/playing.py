@@ -59,13 +59,11 @@ def play_games(
 
     Args:
         policy: the network, set to a width.
-        environment_name: as in `make_environment`.
-        games: number of scores to return.
         seed: of the games and of the drawn actions; equal seeds give equal games.
         greedy: always take the likeliest action instead of drawing one by its probability.
         count: largest number of environments side by side.
-        most_steps, threads: as in `make_environment`. A greedy policy that does not start the ball
-            waits until `most_steps`.
+        most_steps: as in `make_environment`; a greedy policy that does not start the ball waits
+            until then.
 
     Example:
         >>> with anywidth.at_width(model, 0.25):
@@ -99,10 +97,7 @@ def record_game(
     greedy: bool,
     most_steps: int = MOST_RECORDED,
 ) -> Recording:
-    """Play one game and keep the screen of every step, in colour; a longer game is cut off.
-
-    Arguments are as in `play_games`.
-    """
+    """Play one game and keep the screen of every step, in colour; a longer game is cut off."""
     environment = make_environment(
         environment_name, 1, seed, training=False, most_steps=most_steps, rendered=True
     )

@@ -24,7 +24,7 @@ def build_model(settings: ReinforcementSettings, actions: int, shape: tuple[int,
     model: nn.Module = network_for(actions, shape)
     example = torch.rand(2, *shape)
     # Built for its width, because a slice of orthogonal weights is not orthogonal.
-    model, widths = built_alone(model, example, settings, ActorCritic._initialize)
+    model, widths = built_alone(model, example, settings, ActorCritic.initialize)
     slimmable(model, None, widths, example_input=example)
     if len(shape) == 3 and shape[1] >= LEAST_PIXELS:
         # Halves the time of a step on a CPU, except on small boards.

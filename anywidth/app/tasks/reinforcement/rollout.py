@@ -25,13 +25,8 @@ from anywidth.slimming.convert import at_width, plan_of
 class Rollout:
     """A roll-out: one row per step and one more at the end, one column per environment.
 
-    Args:
-        observations: the network's inputs.
-        actions: its actions.
-        log_probabilities: of these actions when they were drawn.
-        values: its values; the last row is for the observation after the last step.
-        rewards: on the CPU; the last row is not used.
-        ends: 1 at the end of an episode, on the CPU; the last row is not used.
+    The last row has the observation after the last step, and its value. Rewards, and ends (1 at the
+    end of an episode), are on the CPU.
     """
 
     observations: Tensor
@@ -83,8 +78,8 @@ class Player:
         seen = torch.from_numpy(np.ascontiguousarray(observations))
         self._seen = seen.pin_memory() if on_gpu else seen.clone()
         self._chosen = torch.zeros(len(seen), dtype=torch.int64, pin_memory=on_gpu)
-        self._observations = self._seen.to(self.device) if on_gpu else self._seen
-        self._actions = self._chosen.to(self.device) if on_gpu else self._chosen
+        self._observations = self._seen.to(self.device)
+        self._actions = self._chosen.to(self.device)
         self.position = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -150,12 +145,7 @@ class Player:
 class Collector:
     """Plays roll-outs of `length` steps; episodes continue from one roll-out to the next.
 
-    Args:
-        model: a converted network that returns (logits, values).
-        environments: played side by side; of one size and kind.
-        length: steps per environment in a roll-out.
-        device: the device of the network.
-        autocast: dtype of forward passes; None changes nothing.
+    The environments are of one size and kind, and `autocast` is the dtype of forward passes.
     """
 
     def __init__(

@@ -17,9 +17,7 @@ class ReinforcementSettings(TaskSettings):
     version: ClassVar[int] = 3  # earlier versions lack some fields
     of_us_nets: ClassVar[tuple[str, ...]] = (
         *TaskSettings.of_us_nets,
-        "distill",
-        "distill_weight",
-        "dual_clip",
+        *("distill", "distill_weight", "dual_clip"),
     )
 
     environment: str = option(

@@ -17,22 +17,12 @@ from torch import Tensor, nn
 from anywidth.app.runs.loop import Training, save_final, train
 from anywidth.app.runs.run import Run
 from anywidth.app.tasks.registry import Task
+from anywidth.app.tasks.reinforcement import ppo
 from anywidth.app.tasks.reinforcement.command import play as play_command
 from anywidth.app.tasks.reinforcement.policies import actions_and_shape, build_model
-from anywidth.app.tasks.reinforcement.ppo import (
-    RolloutLoader,
-    Targets,
-    distillation_of,
-    divergence,
-    entropy,
-    learning_rate,
-    policy_loss,
-    ppo_loss,
-    value_loss,
-)
 from anywidth.app.tasks.reinforcement.recipes import RECIPES
 from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings
-from anywidth.app.tasks.reinforcement.trained import TrainedPolicy, open_trained, play
+from anywidth.app.tasks.reinforcement.trained import TrainedPolicy, play
 from anywidth.app.tasks.starting_network import start_with_weights
 from anywidth.app.tasks.task_settings import arithmetic_of
 from anywidth.distributed import local_device, world_size
@@ -58,8 +48,8 @@ def train_run(run: Run, settings: ReinforcementSettings) -> bool:
     step = SandwichStep(
         model,
         optimizer,
-        partial(ppo_loss, settings),
-        distillation_of(settings),
+        partial(ppo.ppo_loss, settings),
+        ppo.distillation_of(settings),
         settings.sampling(),
         **settings.step_options(),
         autocast=torch.bfloat16 if precision == "bfloat16" else None,
@@ -67,14 +57,14 @@ def train_run(run: Run, settings: ReinforcementSettings) -> bool:
             nn.utils.clip_grad_norm_, list(model.parameters()), settings.gradient_clip
         ),
     )
-    loader = RolloutLoader(settings, model, device)
+    loader = ppo.RolloutLoader(settings, model, device)
     total = loader.rollouts * len(loader)
     training = Training(
         run,
         step,
         loader,
         loader.rollouts,
-        lambda update: learning_rate(settings, update, total),
+        lambda update: ppo.learning_rate(settings, update, total),
         Measures(settings, loader),
         partial(validate, model, settings, loader),
         settings.validate_every,
@@ -101,28 +91,28 @@ def train_run(run: Run, settings: ReinforcementSettings) -> bool:
 class Measures:
     """The log of an update: PPO's losses, distance of the narrowest width, games and pace."""
 
-    def __init__(self, settings: ReinforcementSettings, loader: RolloutLoader) -> None:
+    def __init__(self, settings: ReinforcementSettings, loader: ppo.RolloutLoader) -> None:
         self.settings = settings
         self.loader = loader
         self._before = (0.0, 0, 0.0)
 
-    def __call__(self, result: StepResult, targets: Targets) -> dict[str, Tensor]:
+    def __call__(self, result: StepResult, targets: ppo.Targets) -> dict[str, Tensor]:
         logits, values = (part.float() for part in result.outputs[0])
         chosen = logits.log_softmax(-1).gather(-1, targets["actions"][:, None])[:, 0]
         change = chosen - targets["log_probabilities"]
         found = {
-            "policy_loss": policy_loss(
+            "policy_loss": ppo.policy_loss(
                 chosen, targets["log_probabilities"], targets["advantages"], targets["clip"]
             ),
-            "value_loss": value_loss(values, targets["returns"]),
-            "entropy": entropy(logits),
+            "value_loss": ppo.value_loss(values, targets["returns"]),
+            "entropy": ppo.entropy(logits),
             "policy_change": (change.exp() - 1 - change).mean(),
             "clipped_share": (change.exp() - 1).abs().gt(targets["clip"]).float().mean(),
             "explained_variance": 1
             - (targets["returns"] - values).var() / targets["returns"].var(),
         }
         if len(result.outputs) > 1:
-            found[f"divergence/{self.settings.low}"] = divergence(*result.outputs[1::-1])
+            found[f"divergence/{self.settings.low}"] = ppo.divergence(*result.outputs[1::-1])
         # float32 cannot represent such large numbers of agent steps.
         numbers = {**self._pace(), **self._games()}
         return found | {n: torch.tensor(v, dtype=torch.float64) for n, v in numbers.items()}
@@ -151,7 +141,7 @@ def curve_widths(settings: ReinforcementSettings) -> list[float]:
 
 
 def validate(
-    model: nn.Module, settings: ReinforcementSettings, loader: RolloutLoader
+    model: nn.Module, settings: ReinforcementSettings, loader: ppo.RolloutLoader
 ) -> dict[str, float]:
     """Mean scores of a few games at each width of the curves; each point plays other games."""
     seed = derive_seed("curve", settings.seed, loader.agent_steps)
@@ -163,4 +153,5 @@ def validate(
     return found
 
 
-TASK = Task(ReinforcementSettings, TrainedPolicy, train_run, open_trained, RECIPES, play_command)
+TASK = Task(ReinforcementSettings, TrainedPolicy, train_run, RECIPES, play_command)
+open_trained = TASK.open

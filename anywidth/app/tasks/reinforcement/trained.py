@@ -5,28 +5,25 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import nn
 
-from anywidth.app.runs.loop import load_final
 from anywidth.app.runs.run import Run
-from anywidth.app.tasks.examples import Example
 from anywidth.app.tasks.reinforcement.environments import make_environment
 from anywidth.app.tasks.reinforcement.playing import GameScores, play_games
 from anywidth.app.tasks.reinforcement.policies import build_model
 from anywidth.app.tasks.reinforcement.settings import ReinforcementSettings
-from anywidth.app.tasks.task_settings import read_settings
-from anywidth.app.tasks.trained import Judging, Trained
-from anywidth.distributed import local_device, rank
+from anywidth.app.tasks.trained import Example, Judging, Trained
 from anywidth.json_values import listed, whole
-from anywidth.measuring.spectra import Metric
+from anywidth.measuring.spectra import STANDARD_ERROR, Metric
 from anywidth.training.seeds import derive_seed
 from anywidth.translating.deployment import Deployment
 
+_STATE = {"actions": whole(1, 2**16), "observation_shape": listed(whole(1, 2**14))}
 MOST_SITUATIONS = 6
 _STEPS_BETWEEN = 8
 
@@ -64,14 +61,20 @@ class TrainedPolicy(Trained):
         "score": "mean score",
     }
 
+    @staticmethod
+    def network(run: Run, settings: ReinforcementSettings) -> nn.Module:
+        state = run.read_state(_STATE)
+        return build_model(settings, state["actions"], tuple(state["observation_shape"]))
+
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Mean scores of full games, sampled and greedy; the same games at every width."""
         seed = derive_seed("evaluation", self.settings.seed)
-        found: dict[str, float] = {}
-        for name, greedy in (("score", False), ("greedy_score", True)):
-            games = play(model, self.settings, self.settings.evaluation_games, seed, greedy=greedy)
-            found |= {name: games.mean, f"{name}_standard_error": games.standard_error}
-        return found
+        sampled = self._scores(model, "score", seed, greedy=False)
+        return sampled | self._scores(model, "greedy_score", seed, greedy=True)
+
+    def _scores(self, model: nn.Module, name: str, seed: int, *, greedy: bool) -> dict[str, float]:
+        games = play(model, self.settings, self.settings.evaluation_games, seed, greedy=greedy)
+        return {name: games.mean, name + STANDARD_ERROR: games.standard_error}
 
     @property
     def measured_on(self) -> str:
@@ -79,14 +82,9 @@ class TrainedPolicy(Trained):
 
     def judging(self, seed: int = 0) -> Judging:
         """By the mean score of games that are played neither in training nor in `evaluate`."""
-        settings = self.settings
-        start = derive_seed("judging", settings.seed, seed)
-
-        def score(model: nn.Module) -> dict[str, float]:
-            games = play(model, settings, settings.evaluation_games, start, greedy=False)
-            return {"score": games.mean, "score_standard_error": games.standard_error}
-
-        games = f"{settings.evaluation_games:,} games, the same for every configuration"
+        start = derive_seed("judging", self.settings.seed, seed)
+        score = partial(self._scores, name="score", seed=start, greedy=False)
+        games = f"{self.settings.evaluation_games:,} games, the same for every configuration"
         return Judging(score, "score", games, is_held_out=True)
 
     def deployment(self) -> Deployment:
@@ -119,22 +117,3 @@ class TrainedPolicy(Trained):
                     )
                 seen = environment.step(draw.integers(0, environment.actions, 1)).observations
         return found
-
-
-_STATE = {"actions": whole(1, 2**16), "observation_shape": listed(whole(1, 2**14))}
-
-
-def open_trained(
-    folder: str | Path,
-    device: str = "auto",
-    with_data: bool = True,
-    settings: ReinforcementSettings | None = None,
-) -> TrainedPolicy:
-    """Load a finished run to evaluate or play."""
-    run = Run.open_finished(folder, writing=rank() == 0)
-    settings = settings or read_settings(run, ReinforcementSettings)
-    state = run.read_state(_STATE)
-    model = build_model(settings, state["actions"], tuple(state["observation_shape"]))
-    load_final(model, run)
-    model.to(local_device(device)).eval()
-    return TrainedPolicy(run, settings, model)

@@ -25,35 +25,28 @@ def build_model(settings: SuperResolutionSettings) -> WDSR:
     block has a wide activation of its own.
     """
     torch.manual_seed(settings.seed)
-    if settings.own_channels is not None:
-        return _built_with_channels(settings)
     channels, widths = settings.channels, settings.width_range
-    if settings.method == "i":
-        # Built for its width, so that its initial weights fit its fan-in.
-        channels = min(channels, round_channels(channels * settings.width, settings.divisor))
-        widths = WidthRange(1.0, 1.0, settings.divisor)
-    model = wdsr(channels, settings.blocks, settings.scale)
+    if settings.own_channels is not None:
+        example = torch.rand(2, 3, EXAMPLE_SIDE, EXAMPLE_SIDE)
+        whole = wdsr(channels, settings.blocks, settings.scale)
+        model, widths = built_alone(whole, example, settings, _draw_again)
+    else:
+        if settings.method == "i":
+            # Built for its width, so that its initial weights fit its fan-in.
+            channels = min(channels, round_channels(channels * settings.width, settings.divisor))
+            widths = WidthRange(1.0, 1.0, settings.divisor)
+        model = wdsr(channels, settings.blocks, settings.scale)
+    assert isinstance(model, WDSR)
     if settings.bicubic_start:
         start_from_bicubic(model)
     plan = make_plan(model, torch.rand(2, 3, EXAMPLE_SIDE, EXAMPLE_SIDE))
+    is_free = settings.nonuniform or settings.own_channels is not None
     carried = plan.group_of("head")
-    for block in range(0 if settings.nonuniform else settings.blocks):
+    for block in range(0 if is_free else settings.blocks):
         wide = plan.group_of(f"body.{block}.widen")
         plan.tie(wide.name, carried.name, wide.channels // carried.channels)
     slimmable(model, plan, widths)
     return model
-
-
-def _built_with_channels(settings: SuperResolutionSettings) -> WDSR:
-    """The network of `own_channels`, with weights that were drawn for these sizes."""
-    example = torch.rand(2, 3, EXAMPLE_SIDE, EXAMPLE_SIDE)
-    whole = wdsr(settings.channels, settings.blocks, settings.scale)
-    small, widths = built_alone(whole, example, settings, _draw_again)
-    assert isinstance(small, WDSR)
-    if settings.bicubic_start:
-        start_from_bicubic(small)
-    slimmable(small, make_plan(small, example), widths)
-    return small
 
 
 @torch.no_grad()

@@ -23,13 +23,11 @@ class PatchLoader(OrderedLoader):
     and mirrored into one of the eight symmetries of the square.
 
     Args:
-        pairs: returned by `load_pairs`.
         batch_size: patches per step, all ranks together.
         patch: side of a low-resolution patch.
         samples: patches per epoch; by default as many as would cover all pictures once.
-        device: the device of the patches.
-        pictures_on_device: also keep all pictures there, as bytes; otherwise patches are cut on
-            the CPU and copied, for sets larger than the device's memory.
+        pictures_on_device: also keep all pictures on the device, as bytes; otherwise patches are
+            cut on the CPU and copied, for sets larger than the device's memory.
     """
 
     def __init__(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from anywidth.app.data.image_reading import DEEP, read_image
 from anywidth.app.tasks.super_resolution.resize import upscale
+from anywidth.app.tasks.trained import png_bytes
 from anywidth.files import write_atomically
 
 
@@ -60,10 +59,7 @@ def write(path: Path, picture: Picture) -> None:
     kind = np.uint8 if picture.levels == 255 else np.uint16
     levels = (planes[0] * picture.levels + 0.5).floor().clamp(0, picture.levels)
     pixels = levels.permute(1, 2, 0).numpy().astype(kind)
-    image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    write_atomically(path, file.getvalue())
+    write_atomically(path, png_bytes(pixels))
 
 
 def _unit(values: np.ndarray, levels: int) -> Tensor:

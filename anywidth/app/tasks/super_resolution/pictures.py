@@ -129,7 +129,6 @@ def load_pairs(
     cut to a multiple of `scale`, shrunk by MATLAB's bicubic and rounded to 8 bit.
 
     Args:
-        scale: how many times larger the high resolution is.
         patch: pictures whose low resolution is smaller than this are skipped; the log names them.
         memory_limit: above this number of bytes, pixels are in a memory-mapped file.
         cache: folder for that file, where later runs find it; by default a temporary one.

@@ -27,7 +27,7 @@ from anywidth.app.tasks.super_resolution.pictures import (
 )
 from anywidth.app.tasks.super_resolution.recipes import RECIPES
 from anywidth.app.tasks.super_resolution.settings import SuperResolutionSettings
-from anywidth.app.tasks.super_resolution.trained import TrainedUpscaler, open_trained
+from anywidth.app.tasks.super_resolution.trained import TrainedUpscaler
 from anywidth.app.tasks.super_resolution.upscaling import Sets, mean_psnr
 from anywidth.app.tasks.task_settings import arithmetic_of
 from anywidth.distributed import local_device, rank, world_size
@@ -151,6 +151,5 @@ def _validate(model: WDSR, sets: Sets, settings: SuperResolutionSettings) -> dic
     return values
 
 
-TASK = Task(
-    SuperResolutionSettings, TrainedUpscaler, train_run, open_trained, RECIPES, upscale_command
-)
+TASK = Task(SuperResolutionSettings, TrainedUpscaler, train_run, RECIPES, upscale_command)
+open_trained = TASK.open

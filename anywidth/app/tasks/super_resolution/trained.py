@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor, nn
 
-from anywidth.app.runs.loop import load_final
 from anywidth.app.runs.run import Run
 from anywidth.app.showing.report import Section
 from anywidth.app.showing.spectrum_tables import format_width
-from anywidth.app.tasks.examples import Example
 from anywidth.app.tasks.super_resolution.image_quality import luma, psnr
 from anywidth.app.tasks.super_resolution.networks import build_model
 from anywidth.app.tasks.super_resolution.patches import PatchLoader
@@ -25,9 +20,7 @@ from anywidth.app.tasks.super_resolution.pictures import load_evaluation_sets, s
 from anywidth.app.tasks.super_resolution.resize import round_to_uint8, upscale
 from anywidth.app.tasks.super_resolution.settings import SuperResolutionSettings
 from anywidth.app.tasks.super_resolution.upscaling import Sets, evaluate, predict
-from anywidth.app.tasks.task_settings import read_settings
-from anywidth.app.tasks.trained import Judging, Trained
-from anywidth.distributed import local_device, rank
+from anywidth.app.tasks.trained import Example, Judging, Trained, png_bytes
 from anywidth.errors import AnywidthError
 from anywidth.measuring.spectra import Metric
 from anywidth.models.wdsr import WDSR
@@ -69,7 +62,7 @@ class TrainedUpscaler(Trained):
 
     settings: SuperResolutionSettings
     model: WDSR
-    sets: Sets | None
+    data: Sets | None = None
 
     metrics: ClassVar[Mapping[str, Metric]] = {
         "psnr": Metric("PSNR, dB", 2),
@@ -80,6 +73,14 @@ class TrainedUpscaler(Trained):
         "validation_psnr": "validation PSNR, dB",
     }
     sections_need_data: ClassVar[bool] = True
+
+    @staticmethod
+    def network(run: Run, settings: SuperResolutionSettings) -> WDSR:
+        return build_model(settings)
+
+    @staticmethod
+    def load_data(run: Run, settings: SuperResolutionSettings, device: torch.device) -> Sets:
+        return load_evaluation_sets(settings)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, WDSR)
@@ -139,10 +140,8 @@ class TrainedUpscaler(Trained):
 
     def examples(self) -> list[Example]:
         """The middle of the first evaluation pictures, at low resolution."""
-        if self.sets is None:
-            return []
         found: list[Example] = []
-        for pairs in self.sets.values():
+        for pairs in (self.data or {}).values():
             for index, name in enumerate(pairs.names[: MOST_PICTURES - len(found)]):
                 low = pairs[index][0]
                 top, left = (max(0, side - _LARGEST_SIDE) // 2 for side in low.shape[-2:])
@@ -160,38 +159,21 @@ class TrainedUpscaler(Trained):
             for width in widths:
                 with self.at(width):
                     shown[f"width {format_width(width)}"] = predict(self.model, crop.low).cpu()
-            scores = {name: _psnr(crop, picture) for name, picture in shown.items()}
-            labels = [f"{name}\n{score:.2f} dB" for name, score in scores.items()]
-            drawn = dict(zip([*labels, "true picture"], [*shown.values(), crop.high], strict=True))
-            images = {label: _png(crop, one) for label, one in drawn.items()}
+            true = crop.high[crop.area]
+            images = {}
+            for name, picture in shown.items():
+                made = picture[crop.area]
+                score = float(psnr(luma(made[None]), luma(true[None])))
+                images[f"{name}\n{score:.2f} dB"] = _magnified(made)
+            images["true picture"] = _magnified(true)
             area = "the area where bicubic upscaling is worst. PSNR is that of the crop."
             sections.append(Section("Crops", images=images, caption=f"{crop.name}: {area}"))
         return sections
 
     def pictures(self) -> Sets:
-        if self.sets is None:
+        if self.data is None:
             raise AnywidthError(f"the pictures of {self.run.folder} were not loaded")
-        return self.sets
-
-
-def open_trained(
-    folder: str | Path,
-    device: str = "auto",
-    with_data: bool = True,
-    settings: SuperResolutionSettings | None = None,
-) -> TrainedUpscaler:
-    """Load a finished run to evaluate or upscale.
-
-    `settings` replace the run's own, for pictures that have moved.
-    """
-    run = Run.open_finished(folder, writing=rank() == 0)
-    settings = settings or read_settings(run, SuperResolutionSettings)
-    model = build_model(settings)
-    load_final(model, run)
-    model.to(local_device(device)).eval()
-    return TrainedUpscaler(
-        run, settings, model, load_evaluation_sets(settings) if with_data else None
-    )
+        return self.data
 
 
 @dataclass(frozen=True)
@@ -202,13 +184,8 @@ class Crop:
     low: Tensor
     high: Tensor
     bicubic: Tensor
-    top: int
-    left: int
-    side: int
+    area: tuple[Any, ...]
     lost: float
-
-    def cut(self, picture: Tensor) -> Tensor:
-        return picture[:, self.top : self.top + self.side, self.left : self.left + self.side]
 
 
 def most_detailed(sets: Sets, count: int) -> list[Crop]:
@@ -219,23 +196,17 @@ def most_detailed(sets: Sets, count: int) -> list[Crop]:
             low, high = pairs[index]
             bicubic = upscale(low[None], pairs.scale)[0]
             side = min(SIDE, *high.shape[-2:])
+            stride = max(1, side // 8)
             error = (luma(high[None]) - luma(bicubic[None])).square()
-            means = F.avg_pool2d(error, side, stride=max(1, side // 8))[0, 0]
-            best = int(means.argmax())
-            top, left = (part * max(1, side // 8) for part in divmod(best, means.shape[1]))
+            means = F.avg_pool2d(error, side, stride)[0, 0]
+            corner = divmod(int(means.argmax()), means.shape[1])
+            area = (..., *(slice(part * stride, part * stride + side) for part in corner))
             lost = float(means.max())
-            crops.append(Crop(f"{set_name}/{name}", low, high, bicubic, top, left, side, lost))
+            crops.append(Crop(f"{set_name}/{name}", low, high, bicubic, area, lost))
     return sorted(crops, key=lambda crop: -crop.lost)[:count]
 
 
-def _psnr(crop: Crop, picture: Tensor) -> float:
-    return float(psnr(luma(crop.cut(picture)[None]), luma(crop.cut(crop.high)[None])))
-
-
-def _png(crop: Crop, picture: Tensor) -> bytes:
-    """The crop as a PNG file, magnified without smoothing."""
-    side = crop.side * MAGNIFIED
-    pixels = crop.cut(picture).permute(1, 2, 0).contiguous().to(torch.uint8).numpy()
-    file = io.BytesIO()
-    Image.fromarray(pixels).resize((side, side), Image.Resampling.NEAREST).save(file, "PNG")
-    return file.getvalue()
+def _magnified(picture: Tensor) -> bytes:
+    """A PNG file of the picture, enlarged without smoothing."""
+    pixels = picture.permute(1, 2, 0).to(torch.uint8).numpy()
+    return png_bytes(pixels.repeat(MAGNIFIED, 0).repeat(MAGNIFIED, 1))

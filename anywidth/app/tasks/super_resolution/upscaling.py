@@ -116,11 +116,9 @@ def run_tiled(
     Args:
         network: (N, C, h, w) → (N, C', scale * h, scale * w). It may move a tile to its own
             device; the result is on the device of `image`.
-        scale: factor by which the network enlarges an image.
         tile: the largest side of the network's input, including overlap. All tiles of an image have
             the same shape.
         overlap: pixels shared with each neighbour, less than half of `tile`.
-        shows_progress: show how many tiles are done, if there are several.
     """
     result: Tensor | None = None
     across = list(_windows(image.shape[-1], tile, overlap))

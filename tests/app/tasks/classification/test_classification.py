@@ -15,12 +15,12 @@ from anywidth.app.runs.loop import scheduled_rate
 from anywidth.app.runs.metrics import read_metrics
 from anywidth.app.runs.run import Run
 from anywidth.app.tasks.classification.networks import build_model
-from anywidth.app.tasks.classification.optimization import make_optimizer
 from anywidth.app.tasks.classification.task import (
     ClassificationSettings,
     TrainedClassifier,
     calibration_images,
     evaluate,
+    make_optimizer,
     open_trained,
     train_run,
 )

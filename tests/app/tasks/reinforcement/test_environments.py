@@ -16,11 +16,11 @@ from atari_reference import NoOps, Reference
 from anywidth.app.tasks.reinforcement.environments import (
     Outcome,
     VectorEnvironment,
+    environment_seeds,
     make_environment,
 )
 from anywidth.app.tasks.reinforcement.environments.atari import rom_name
 from anywidth.app.tasks.reinforcement.environments.minatar import GAMES, paint
-from anywidth.app.tasks.reinforcement.environments.protocol import environment_seeds
 from anywidth.errors import AnywidthError
 
 FIRE = 1

@@ -10,13 +10,7 @@ import numpy as np
 from ale_py import roms
 from ale_py.vector_env import AtariVectorEnv
 
-from anywidth.app.tasks.reinforcement.environments.protocol import (
-    MOST_STEPS,
-    Outcome,
-    ScoreBook,
-    VectorEnvironment,
-    environment_seeds,
-)
+from anywidth.app.tasks.reinforcement.environments import Outcome, VectorEnvironment
 from anywidth.errors import AnywidthError
 
 FRAME_SKIP = 4
@@ -31,10 +25,6 @@ class AtariEnvironment(VectorEnvironment):
     are zero. A game starts after up to 30 frames without action. Actions are never repeated at
     random. The policy must press FIRE itself: ale-py could press it at the start, but before these
     frames, so every game of Breakout would start with the same ball.
-
-    Args:
-        game: name of a ROM, or a name such as BreakoutNoFrameskip-v4.
-        count, seed, training, threads, most_steps, rendered: as in `make_environment`.
     """
 
     frames_per_second = 60 // FRAME_SKIP
@@ -45,31 +35,27 @@ class AtariEnvironment(VectorEnvironment):
         count: int,
         seed: int,
         *,
-        training: bool = True,
-        threads: int | None = None,
-        most_steps: int = MOST_STEPS,
-        rendered: bool = False,
+        training: bool,
+        threads: int | None,
+        most_steps: int,
+        rendered: bool,
     ) -> None:
         rom = rom_name(game)
         self._games = _games(rom, count, most_steps, num_threads=threads or 0)
         # The same game a second time, in colour, with the same seed and actions.
         self._screen = _games(rom, 1, most_steps, num_threads=1, **SCREEN) if rendered else None
         self._frame: np.ndarray | None = None
-        self._seeds = environment_seeds(seed, count)
-        self._scores = ScoreBook(count)
         self._lives = np.zeros(count, np.int32)
         self._ends_at_lost_life = training
         self._is_stepping = False
-        self.count = count
-        self.actions = len(self._games.ale.get_action_set())
-        self.observation_shape: tuple[int, ...] = (4, 84, 84)
+        super().__init__(count, seed, len(self._games.ale.get_action_set()), (4, 84, 84))
 
     def reset(self) -> np.ndarray:
         if self._is_stepping:
             self.receive()
         observations, info = self._games.reset(seed=self._seeds)
         self._lives = info["lives"]
-        self._scores.clear()
+        self._scores[:] = 0
         if self._screen is not None:
             self._frame = self._screen.reset(seed=self._seeds[:1])[0][0, 0]
         return observations
@@ -92,7 +78,7 @@ class AtariEnvironment(VectorEnvironment):
         if self._ends_at_lost_life:
             ends = finished | (info["lives"] < self._lives)
         self._lives = info["lives"]
-        scores = self._scores.add(rewards, finished)
+        scores = self._scores_of(rewards, finished)
         return Outcome(observations, rewards.astype(np.float32), ends, scores, finished)
 
     def render(self) -> np.ndarray:

@@ -9,31 +9,15 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 
-from anywidth.app.tasks.reinforcement.environments.protocol import (
-    Outcome,
-    ScoreBook,
-    VectorEnvironment,
-    environment_seeds,
-)
+from anywidth.app.tasks.reinforcement.environments import Outcome, VectorEnvironment
 from anywidth.errors import AnywidthError
 
 
 class GymEnvironment(VectorEnvironment):
-    """Copies of a gymnasium environment, stepped one after the other.
-
-    Args:
-        name: as in `gymnasium.make`.
-        count, seed, most_steps, rendered: as in `make_environment`.
-    """
+    """Copies of a gymnasium environment, stepped one after the other."""
 
     def __init__(
-        self,
-        name: str,
-        count: int,
-        seed: int,
-        *,
-        most_steps: int | None = None,
-        rendered: bool = False,
+        self, name: str, count: int, seed: int, *, most_steps: int | None, rendered: bool
     ) -> None:
         limit: dict[str, Any] = {} if most_steps is None else {"max_episode_steps": most_steps}
         try:
@@ -62,22 +46,18 @@ class GymEnvironment(VectorEnvironment):
                 "actions numbered from 0"
             )
         self._kind = np.uint8 if seen.dtype == np.uint8 else np.float32
-        self._seeds = environment_seeds(seed, count).tolist()
-        self._scores = ScoreBook(count)
-        self.count = count
-        self.actions = int(acts.n)
-        self.observation_shape: tuple[int, ...] = seen.shape
+        super().__init__(count, seed, int(acts.n), seen.shape)
         self.frames_per_second = int(self._games.metadata.get("render_fps", 30))
 
     def reset(self) -> np.ndarray:
-        self._scores.clear()
-        observations, _ = self._games.reset(seed=self._seeds)
+        self._scores[:] = 0
+        observations, _ = self._games.reset(seed=self._seeds.tolist())
         return observations.astype(self._kind)
 
     def step(self, actions: np.ndarray) -> Outcome:
         observations, rewards, terminated, truncated, _ = self._games.step(actions)
         finished = terminated | truncated
-        scores = self._scores.add(rewards, finished)
+        scores = self._scores_of(rewards, finished)
         return Outcome(
             observations.astype(self._kind), rewards.astype(np.float32), finished, scores, finished
         )

@@ -5,33 +5,23 @@ from __future__ import annotations
 import colorsys
 import contextlib
 import signal
-import threading
 from collections.abc import Iterator
 
 import numpy as np
 
-from anywidth.app.tasks.reinforcement.environments.protocol import (
-    MOST_STEPS,
-    Outcome,
-    ScoreBook,
-    VectorEnvironment,
-    environment_seeds,
-)
+from anywidth.app.interrupts import handled_by
+from anywidth.app.tasks.reinforcement.environments import Outcome, VectorEnvironment
 from anywidth.errors import AnywidthError
 
 
 @contextlib.contextmanager
 def _interrupts_held_back() -> Iterator[None]:
     """Delay Ctrl-C until the end of the block."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     arrived: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: arrived.append(number))
     try:
-        yield
+        with handled_by(lambda number, frame: arrived.append(number), [signal.SIGINT]):
+            yield
     finally:
-        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
         if arrived:
             signal.raise_signal(signal.SIGINT)
 
@@ -49,34 +39,26 @@ class MinAtarEnvironment(VectorEnvironment):
 
     Observations are 0 or 1 in float32, with one channel per kind of object. Only those of the six
     actions that have an effect in the game are offered.
-
-    Args:
-        game: one of `GAMES`.
-        count, seed, most_steps: as in `make_environment`.
     """
 
     frames_per_second = 12
 
-    def __init__(self, game: str, count: int, seed: int, *, most_steps: int = MOST_STEPS) -> None:
+    def __init__(self, game: str, count: int, seed: int, *, most_steps: int) -> None:
         if game not in GAMES:
             raise AnywidthError(f"no MinAtar game {game!r}: expected one of {', '.join(GAMES)}")
         self._games = [Environment(game) for _ in range(count)]
         self._meanings = np.array(self._games[0].minimal_action_set())
-        self._seeds = environment_seeds(seed, count).tolist()
-        self._scores = ScoreBook(count)
         self._most_steps = most_steps
         self._steps = np.zeros(count, np.int64)
         height, width, channels = self._games[0].state_shape()
         self._cells = np.zeros((count, height, width, channels), bool)
-        self.count = count
-        self.actions = len(self._meanings)
-        self.observation_shape: tuple[int, ...] = (channels, height, width)
+        super().__init__(count, seed, len(self._meanings), (channels, height, width))
 
     def reset(self) -> np.ndarray:
-        self._scores.clear()
+        self._scores[:] = 0
         self._steps[:] = 0
-        for index, game in enumerate(self._games):
-            game.seed(self._seeds[index])
+        for index, (game, seed) in enumerate(zip(self._games, self._seeds.tolist(), strict=True)):
+            game.seed(seed)
             game.last_action = 0
             game.reset()
             self._cells[index] = game.state()
@@ -94,7 +76,7 @@ class MinAtarEnvironment(VectorEnvironment):
                 game.reset()
             self._cells[index] = game.state()
         self._steps[finished] = 0
-        scores = self._scores.add(rewards, finished)
+        scores = self._scores_of(rewards, finished)
         return Outcome(self._observations(), rewards, finished, scores, finished)
 
     def render(self) -> np.ndarray:

@@ -23,17 +23,12 @@ SHOWN_WIDTH = 320
 
 @dataclass(frozen=True)
 class Recording:
-    """A recorded game.
-
-    Args:
-        frames: (height, width, 3) RGB in uint8, one per step.
-        score: the game's true score.
-        frames_per_second: the speed at which people play it.
-    """
+    """A recorded game: (height, width, 3) RGB frames in uint8, one per step, and its true score."""
 
     frames: Sequence[np.ndarray]
     score: float
     frames_per_second: int
+    """The speed at which people play it."""
 
 
 def check_video_path(path: Path) -> None:
