@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,9 +16,6 @@ from anywidth.app.data.folder_augment import COLOURS, FolderAugmentation, crop_b
 from anywidth.app.data.image_files import ImageFiles
 from anywidth.app.data.image_reading import central_square, decode, decode_crop
 from anywidth.errors import AnywidthError
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 _MOST_IMAGES = 32
 _MOST_BYTES = 2**23
@@ -109,17 +106,13 @@ class FolderImages(Dataset[Decoded]):
 
     def _decode(self, path: Path, place: tuple[int, int], image: Tensor, colours: Tensor) -> None:
         if self.augmentation is None:
-            image.copy_(_pixels(central_square(decode(path, "RGB"), self.size, self.resize)))
+            square = central_square(decode(path, "RGB"), self.size, self.resize)
+            image.copy_(torch.from_numpy(np.array(square)))  # tensors cannot be read-only
             return
         least_area, draws = self.augmentation.min_area, draw(self.seed, *place)
         crop = decode_crop(path, lambda w, h: crop_box(w, h, draws.crop, least_area), self.size)
-        image.copy_(resized(_pixels(crop), self.size))
+        image.copy_(resized(torch.from_numpy(crop), self.size))
         colours.copy_(draws.colours)
-
-
-def _pixels(image: Image.Image) -> Tensor:
-    """Height x width x 3; a copy, because tensors cannot be read-only."""
-    return torch.from_numpy(np.array(image))
 
 
 def resized(pixels: Tensor, size: int) -> Tensor:

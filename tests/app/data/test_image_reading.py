@@ -7,9 +7,11 @@ import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import simplejpeg
 import torch
 from anywidth_runtime.errors import RequestError
 from anywidth_runtime.server.pictures import PictureInput
@@ -17,6 +19,7 @@ from command_line import assert_refused, command, succeed
 from finished_runs import classifier_run
 from PIL import Image
 
+from anywidth.app.data import image_reading
 from anywidth.app.data.folder import FolderLoader
 from anywidth.app.data.folder_images import FolderImages, Request, Slots
 from anywidth.app.data.image_files import ImageFiles, scan_split
@@ -217,7 +220,8 @@ def test_a_crop_that_is_decoded_coarsely_looks_the_same(
     path, size = save(tmp_path), 80
     whole = read_image(path, "RGB")
     assert whole.size == (1280, 960)
-    coarse = decode_crop(path, lambda width, height: box if width == 1280 else (), size)
+    crop = decode_crop(path, lambda width, height: box if width == 1280 else (), size)
+    coarse = Image.fromarray(crop)
     assert coarse.size == tuple((box[n + 2] - box[n]) // coarseness for n in (0, 1))
     seen, expected = (
         np.asarray(image.resize((size, size), Image.Resampling.BILINEAR)).astype(int)
@@ -235,4 +239,78 @@ def test_a_small_crop_has_the_pixels_of_the_whole_image(
 ) -> None:
     path, box = save(tmp_path), (3, 1, 17, 9)
     crop = decode_crop(path, lambda width, height: box, 8)
-    assert np.array_equal(np.asarray(crop), np.asarray(read_image(path, "RGB").crop(box)))
+    assert np.array_equal(crop, np.asarray(read_image(path, "RGB").crop(box)))
+
+
+# ---- with simplejpeg and without -----------------------------------------------------------------
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes that simplejpeg decodes."""
+    shapes: list[tuple[int, ...]] = []
+    whole = simplejpeg.decode_jpeg
+
+    def watched(*arguments: object, **named: object) -> np.ndarray:
+        found = whole(*arguments, **named)
+        shapes.append(found.shape)
+        return found
+
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", watched)
+    return shapes
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "4:4:4": {"subsampling": 0},
+    "4:2:2": {"subsampling": 1},
+    "4:2:0": {"subsampling": 2},
+    "progressive": {"progressive": True},
+    "RGB inside": {"keep_rgb": True},
+}
+
+
+@pytest.mark.parametrize("width", [641, 640, 97])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_faster_decoder_gives_pillow_s_pixels(
+    form: str, width: int, tmp_path: Path, decoded: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "photo.jpg"
+    photo(width, 479).save(path, quality=90, **FORMS[form])
+    boxes = [(0, 0, width, 479), (5, 3, width - 4, 470)]
+    fast = [decode_crop(path, lambda w, h, box=box: box, 60) for box in boxes]
+    assert len(decoded) == 2
+    assert (decoded[0][1] < width) == (width > 97)  # both decoders at a lower resolution
+    monkeypatch.setattr(image_reading, "simplejpeg", None)
+    slow = [decode_crop(path, lambda w, h, box=box: box, 60) for box in boxes]
+    assert len(decoded) == 2
+    for one, other in zip(fast, slow, strict=True):
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("save", [lying, printed, with_palette])
+def test_what_is_not_a_usual_jpeg_is_left_to_pillow(
+    save: Callable[[Path], Path], tmp_path: Path, decoded: list
+) -> None:
+    decode_crop(save(tmp_path), lambda width, height: (0, 0, 16, 8), 8)
+    assert decoded == []
+
+
+@pytest.mark.parametrize("cut", [200, 2000])
+def test_a_damaged_jpeg_is_what_it_is_to_pillow(
+    cut: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "photo.jpg"
+    photo(320, 240).save(path, quality=90)
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    for damaged in (whole[:-cut], whole[:middle] + bytes(cut) + whole[middle + cut :]):
+        path.write_bytes(damaged)
+        found = []
+        for package in (simplejpeg, None):
+            monkeypatch.setattr(image_reading, "simplejpeg", package)
+            try:
+                found.append(decode_crop(path, lambda width, height: (0, 0, 320, 240), 224))
+            except OSError as error:
+                found.append(str(error))
+        assert type(found[0]) is type(found[1])
+        assert np.array_equal(*found) if isinstance(found[0], np.ndarray) else found[0] == found[1]
