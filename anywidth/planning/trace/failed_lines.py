@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from torch import nn
 from torch.fx import Node
@@ -41,6 +41,19 @@ def blamed_guesses(
         places = {(type(modules[n]), last_line(n)) for n in _sources(here, guesses)}
         own = [n for n in modules if n in guesses]
         return [n for n in own if (type(modules[n]), last_line(n)) in places]
+    return []
+
+
+def earlier_guesses(
+    blamed: Iterable[Node], guessed: Iterable[Node], failed: Container[Node]
+) -> list[Node]:
+    """The nearest guesses before the blamed ones that were not blamed yet."""
+    guesses, reached, last = set(guessed), set(blamed), list(blamed)
+    while last:
+        last = [node for node in dict.fromkeys(_sources(last, guesses)) if node not in reached]
+        reached.update(last)
+        if found := [node for node in last if node not in failed]:
+            return found
     return []
 
 

@@ -23,7 +23,7 @@ from anywidth.planning.trace.build import STAYING, Guesses, build_plan
 from anywidth.planning.trace.cursor import MEETS_CONSTANT
 from anywidth.planning.trace.export_errors import export_failure, known_cure
 from anywidth.planning.trace.exported_graphs import Exports, export_in_mode, held_tensors
-from anywidth.planning.trace.failed_lines import blamed_guesses
+from anywidth.planning.trace.failed_lines import blamed_guesses, earlier_guesses
 from anywidth.planning.trace.fixed_tables import keep_tables
 from anywidth.planning.trace.found_parts import export_parts, find_parts
 from anywidth.planning.trace.held_axes import (
@@ -236,8 +236,7 @@ def _trace(exports: Exports) -> tuple[Plan, Guesses]:
     )
     if stuck and found.rehearsed:
         other, others, _ = _settled(exports, replace(known, stuck=stuck), sources.attentions)
-        costs = [plan.macs(rehearsal_config(plan)) for plan in (other, found)]
-        if other.rehearsed and costs[0] < costs[1]:
+        if other.rehearsed and _narrow_cost(other) < _narrow_cost(found):
             return other, others
     return found, guesses
 
@@ -245,8 +244,14 @@ def _trace(exports: Exports) -> tuple[Plan, Guesses]:
 def _settled(
     exports: Exports, known: Known, attentions: Sequence[AttentionCall]
 ) -> tuple[Plan, Guesses, Findings]:
-    """Run the rules, and repeat them as long as a rehearsal shows something new."""
+    """Run the rules, and repeat them as long as a rehearsal shows something new.
+
+    If no guess is left that a failed rehearsal blames, those on which the blamed ones depend are
+    changed too: some versions of torch notice a wrong size later than others. What comes of that
+    counts if as much narrows; otherwise verification finds out why the first plan failed.
+    """
     rounds = 0
+    unsure: tuple[Plan, Guesses, Findings] | None = None
     while True:
         findings = _run_all_rules(known, exports, attentions)
         if lengths := positions(findings):
@@ -255,13 +260,17 @@ def _settled(
         found, guesses = build_plan(findings)
         rounds += 1
         if rounds > MOST_ROUNDS:
-            return found, guesses, findings
+            return unsure or (found, guesses, findings)
         try:
             wrong = _rehearse(exports, found, guesses, rehearsal_config(found))
         except RehearsalFailed as failure:
             failed = _blamed(failure, known, findings)
             if failed is None:
-                return found, guesses, findings  # verification will find out why
+                unsure = unsure or (found, guesses, findings)
+                earlier = earlier_guesses(failure.blamed, guesses, known.failed)
+                if not earlier:
+                    return unsure
+                failed = replace(known, failed={**known.failed, **dict.fromkeys(earlier, 1)})
             known = failed
             continue
         if wrong:
@@ -274,8 +283,14 @@ def _settled(
             if findings.staying:
                 _drop_followed(exports, found, findings)
                 found, guesses = build_plan(findings)
+            if unsure is not None and _narrow_cost(unsure[0]) < _narrow_cost(found):
+                return unsure
             found.rehearsed = True
             return found, guesses, findings
+
+
+def _narrow_cost(found: Plan) -> int:
+    return found.macs(rehearsal_config(found))
 
 
 def _drop_followed(exports: Exports, found: Plan, findings: Findings) -> None:
