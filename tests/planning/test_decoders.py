@@ -108,18 +108,28 @@ def test_a_narrow_decoder_writes_with_its_cache() -> None:
     assert torch.equal(cached, aw.extract(model, 0.5).generate(words, **options))
 
 
-@pytest.mark.parametrize("is_noticed_late", [False, True])
-def test_a_number_of_the_shared_configuration_follows_each_layer(
-    is_noticed_late: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def noticed_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in torch 2.15: a wrong number of heads fails in the product after attention alone."""
+
+    def last_of_layers(error: Any, narrow: Any, nodes: list[Node], guesses: Any) -> list[Node]:
+        attention = [n for n in nodes if n in guesses and layer_of(n).endswith("self_attn")]
+        return list({layer_of(node): node for node in attention}.values())
+
+    monkeypatch.setattr(graph, "blamed_guesses", last_of_layers)
+
+
+@pytest.mark.usefixtures("noticed_late")
+@pytest.mark.parametrize("keys", [4, 8])
+def test_a_failure_doubts_guesses_further_back(keys: int) -> None:
+    model = built("Phi3", num_key_value_heads=keys)
+    aw.slimmable(model, aw.plan(model, WORDS), aw.WidthRange(0.25, 1.0, 4), strict=True)
+    elastic, layers = aw.plan_of(model).elastic_layers()
+    assert elastic == layers - 1
+
+
+def test_a_number_of_the_shared_configuration_follows_each_layer() -> None:
     """Phi-3 slices its queries by `config.num_attention_heads`, one object for all layers."""
-    if is_noticed_late:  # torch 2.15 notices a wrong number of heads in the product after attention
-
-        def last_of_layers(error: Any, narrow: Any, nodes: list[Node], guesses: Any) -> list[Node]:
-            attention = [n for n in nodes if n in guesses and layer_of(n).endswith("self_attn")]
-            return list({layer_of(node): node for node in attention}.values())
-
-        monkeypatch.setattr(graph, "blamed_guesses", last_of_layers)
     model = built("Phi3")
     shared = model.config
     aw.slimmable(model, aw.plan(model, WORDS), aw.WidthRange(0.25, 1.0, 4), strict=True)

@@ -47,7 +47,7 @@ def blamed_guesses(
 def earlier_guesses(
     blamed: Iterable[Node], guessed: Iterable[Node], failed: Container[Node]
 ) -> list[Node]:
-    """The nearest guesses before the blamed ones that were not blamed yet."""
+    """The nearest guesses before the blamed ones that are not among those that failed."""
     guesses, reached, last = set(guessed), set(blamed), list(blamed)
     while last:
         last = [node for node in dict.fromkeys(_sources(last, guesses)) if node not in reached]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -242,16 +242,16 @@ def _trace(exports: Exports) -> tuple[Plan, Guesses]:
 
 
 def _settled(
-    exports: Exports, known: Known, attentions: Sequence[AttentionCall]
+    exports: Exports, known: Known, attentions: Sequence[AttentionCall], may_doubt: bool = True
 ) -> tuple[Plan, Guesses, Findings]:
     """Run the rules, and repeat them as long as a rehearsal shows something new.
 
     If no guess is left that a failed rehearsal blames, those on which the blamed ones depend are
-    changed too: some versions of torch notice a wrong size later than others. What comes of that
-    counts if as much narrows; otherwise verification finds out why the first plan failed.
+    doubted too: some versions of torch notice a wrong size later than others. What comes of that
+    counts if as much narrows as with the first guesses, whose faults verification finds.
     """
     rounds = 0
-    unsure: tuple[Plan, Guesses, Findings] | None = None
+    before: Known | None = None  # before the first doubts
     while True:
         findings = _run_all_rules(known, exports, attentions)
         if lengths := positions(findings):
@@ -259,18 +259,25 @@ def _settled(
             continue
         found, guesses = build_plan(findings)
         rounds += 1
+        if rounds > MOST_ROUNDS and before:
+            return _settled(exports, before, attentions, may_doubt=False)
         if rounds > MOST_ROUNDS:
-            return unsure or (found, guesses, findings)
+            return found, guesses, findings
         try:
             wrong = _rehearse(exports, found, guesses, rehearsal_config(found))
         except RehearsalFailed as failure:
             failed = _blamed(failure, known, findings)
-            if failed is None:
-                unsure = unsure or (found, guesses, findings)
-                earlier = earlier_guesses(failure.blamed, guesses, known.failed)
+            if failed is None and may_doubt:
+                before = before or (_as_first(known) if findings.reread else known)
+                over = known.failed.keys() - findings.reread
+                earlier = earlier_guesses(failure.blamed, guesses, over)
                 if not earlier:
-                    return unsure
-                failed = replace(known, failed={**known.failed, **dict.fromkeys(earlier, 1)})
+                    return _settled(exports, before, attentions, may_doubt=False)
+                failed = _failed_again(known, earlier)
+            elif failed is None and findings.reread:
+                failed = _as_first(known)
+            if failed is None:
+                return found, guesses, findings  # verification will find out why
             known = failed
             continue
         if wrong:
@@ -283,10 +290,17 @@ def _settled(
             if findings.staying:
                 _drop_followed(exports, found, findings)
                 found, guesses = build_plan(findings)
-            if unsure is not None and _narrow_cost(unsure[0]) < _narrow_cost(found):
-                return unsure
+            if before:
+                first = _settled(exports, before, attentions, may_doubt=False)
+                if _narrow_cost(first[0]) < _narrow_cost(found):
+                    return first
             found.rehearsed = True
             return found, guesses, findings
+
+
+def _as_first(known: Known) -> Known:
+    """As in the first guesses, of those that a failed rehearsal changed."""
+    return replace(known, failed=dict.fromkeys(known.failed, NO_MORE))
 
 
 def _narrow_cost(found: Plan) -> int:
@@ -306,21 +320,22 @@ def _blamed(failure: RehearsalFailed, known: Known, findings: Findings) -> Known
     """The guesses to change after a narrow network failed; None if there are no others.
 
     Sizes are changed first. Then numbers keep their value, because an attribute that a number may
-    come from can have other uses. At last everything is as in the first guess.
+    come from can have other uses.
     """
     blamed = (failure.blamed, findings.sized)
     news = [[n for n in b if n not in known.failed or n in findings.reread] for b in blamed]
-    fresh = news[0] or news[1]
-    if fresh:
-        times = {node: known.failed.get(node, 0) + 1 for node in fresh}
-        return replace(known, failed={**known.failed, **times})
+    if fresh := news[0] or news[1]:
+        return _failed_again(known, fresh)
     numbers = [constant.node for constant in findings.constants]
     if numbers:
         never = dict.fromkeys(numbers, Misreading(None, NO_MORE))
         return replace(known, misread={**known.misread, **never})
-    if findings.reread:
-        return replace(known, failed=dict.fromkeys(known.failed, NO_MORE))
     return None
+
+
+def _failed_again(known: Known, nodes: Iterable[Node]) -> Known:
+    times = {node: known.failed.get(node, 0) + 1 for node in nodes}
+    return replace(known, failed={**known.failed, **times})
 
 
 def _read_otherwise(known: Known, wrong: dict[Node, int | None]) -> dict[Node, Misreading]:
