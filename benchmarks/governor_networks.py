@@ -12,7 +12,7 @@ from typing import Any
 import anywidth_runtime
 import numpy as np
 import torch
-from anywidth_runtime.governor_latencies import Width
+from anywidth_runtime.contents import Width
 from anywidth_runtime.governor_menu import Choice
 
 import anywidth as aw

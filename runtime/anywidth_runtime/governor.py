@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from anywidth_runtime.contents import Width
 from anywidth_runtime.errors import RequestError
-from anywidth_runtime.governor_latencies import Latencies, Width
+from anywidth_runtime.governor_latencies import Latencies
 from anywidth_runtime.governor_limits import Ceiling, Steadiness
 from anywidth_runtime.governor_menu import Choice, make_menu
 from anywidth_runtime.governor_queue import Arrivals, Waiting
@@ -113,13 +114,9 @@ class Governor:
             network: what `anywidth_runtime.open` returned.
             settings: as for `Governor`.
         """
-        if not network.is_measured:
-            raise RequestError(
-                f"{network.path}: latency was not measured on this machine with "
-                f"{network.threads} threads; call measure() once"
-            )
-        rows = [row for row in network.table if row.latency_ms is not None]
-        return cls([Choice(r.width, r.latency_ms or 0.0, r.accuracy) for r in rows], **settings)
+        times = network.latencies
+        choices = [Choice(row.width, times[row.width], row.accuracy) for row in network.table]
+        return cls(choices, **settings)
 
     def arrived(self, request: Waiting, now: float) -> None:
         self._arrivals.note(request.size, request.deadline - now, now)
