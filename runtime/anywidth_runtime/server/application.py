@@ -40,7 +40,14 @@ def make_app(service: Service) -> FastAPI:
         redoc_url=None,
     )
     has_token = Depends(token_check(service.settings.token))
-    app.include_router(inference_routes(service), dependencies=[has_token])
+    model = inference_routes(service)
+    for version in ("", "/versions/1"):
+        app.include_router(
+            model,
+            prefix="/v2/models/{model}" + version,
+            dependencies=[has_token],
+            include_in_schema=not version,
+        )
     app.include_router(page_routes(service, has_token))
 
     @app.get("/v2", tags=["server"], summary="Name and version")

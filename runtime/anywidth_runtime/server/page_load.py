@@ -72,10 +72,10 @@ class Load:
             future.add_done_callback(self._count)
 
     def _count(self, future: Future[Served]) -> None:
-        error = None if future.cancelled() else future.exception()
+        error = future.exception()
         if isinstance(error, TooLate):
             self._service.metrics.dropped()
-        elif error is None and not future.cancelled():
+        elif error is None:
             served = future.result()
             self._service.metrics.served(
                 served.width,
