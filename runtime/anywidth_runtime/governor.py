@@ -114,9 +114,14 @@ class Governor:
             network: what `anywidth_runtime.open` returned.
             settings: as for `Governor`.
         """
-        times = network.latencies
-        choices = [Choice(row.width, times[row.width], row.accuracy) for row in network.table]
-        return cls(choices, **settings)
+        if not network.is_measured:
+            raise RequestError(
+                f"{network.path}: latency was not measured on this machine with "
+                f"{network.threads} threads; call measure() once"
+            )
+        # From the table, which a network of another opener (`ray_app`) may make its own.
+        rows = [row for row in network.table if row.latency_ms is not None]
+        return cls([Choice(r.width, r.latency_ms or 0.0, r.accuracy) for r in rows], **settings)
 
     def arrived(self, request: Waiting, now: float) -> None:
         self._arrivals.note(request.size, request.deadline - now, now)

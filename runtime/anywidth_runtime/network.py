@@ -102,16 +102,6 @@ class Network:
         return self._latency is not None
 
     @property
-    def latencies(self) -> latency.Latencies:
-        """Milliseconds of each width on this machine; refused if they were not measured."""
-        if self._latency is None:
-            raise RequestError(
-                f"{self.path}: latency was not measured on this machine with {self.threads} "
-                "threads; call measure() once"
-            )
-        return self._latency
-
-    @property
     def open_widths(self) -> tuple[Width, ...]:
         """The widths that are open."""
         ready = self._sessions.open_variants()
@@ -176,7 +166,12 @@ class Network:
 
     def width_for(self, *, milliseconds: float) -> Width:
         """The widest width that takes at most `milliseconds` on this machine; see `measure`."""
-        times = self.latencies
+        times = self._latency
+        if times is None:
+            raise RequestError(
+                f"{self.path}: latency was not measured on this machine with {self.threads} "
+                "threads; call measure() once"
+            )
         fitting = [width for width in self.widths if times[width] <= milliseconds]
         if not fitting:
             fastest = min(self.widths, key=times.__getitem__)
