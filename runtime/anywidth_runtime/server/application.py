@@ -13,8 +13,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from anywidth_runtime._version import __version__
+from anywidth_runtime.server.counters import CONTENT_TYPE
 from anywidth_runtime.server.inference import inference_routes
-from anywidth_runtime.server.metrics import CONTENT_TYPE
 from anywidth_runtime.server.page_routes import page_routes
 from anywidth_runtime.server.service import Service
 from anywidth_runtime.server.tokens import token_check

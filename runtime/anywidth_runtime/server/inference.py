@@ -11,8 +11,7 @@ from anywidth_runtime.errors import RequestError
 from anywidth_runtime.governor_scheduler import Closed, QueueFull, TooLate
 from anywidth_runtime.network import Network
 from anywidth_runtime.server.bodies import Bodies, BodyTooLarge, BodyTooSlow, TooMuchHeld
-from anywidth_runtime.server.pictures import PictureTooLarge
-from anywidth_runtime.server.protocol import (
+from anywidth_runtime.server.inference_protocol import (
     FROM_NUMPY,
     Elements,
     InferenceRequest,
@@ -21,6 +20,7 @@ from anywidth_runtime.server.protocol import (
     read_request,
     write_answer,
 )
+from anywidth_runtime.server.picture_files import PictureTooLarge
 from anywidth_runtime.server.service import Reply, Service
 
 _JSON_LENGTH = "Inference-Header-Content-Length"

@@ -12,7 +12,7 @@ from typing import Any
 
 from anywidth_runtime.errors import RequestError
 from anywidth_runtime.governor_scheduler import Closed, QueueFull, Served, TooLate
-from anywidth_runtime.server.metrics import Moment
+from anywidth_runtime.server.counters import Moment
 from anywidth_runtime.server.service import Service
 
 MOST_PER_SECOND = 1000.0

@@ -15,9 +15,9 @@ from anywidth_runtime.errors import RequestError
 from anywidth_runtime.governor import Governor
 from anywidth_runtime.governor_scheduler import QueueFull, Scheduler, Served, TooLate
 from anywidth_runtime.network import Network
-from anywidth_runtime.server.metrics import Metrics
-from anywidth_runtime.server.pictures import PictureInput, write_png
-from anywidth_runtime.server.protocol import Elements, InferenceRequest, Value, Wanted
+from anywidth_runtime.server.counters import Metrics
+from anywidth_runtime.server.inference_protocol import Elements, InferenceRequest, Value, Wanted
+from anywidth_runtime.server.picture_files import PictureInput, write_png
 from anywidth_runtime.server.settings import Settings
 
 _FILE_THREADS = 2
