@@ -105,9 +105,7 @@ class Service:
     def _run(self, values: Sequence[Any], width: float | str) -> list[dict[str, np.ndarray]]:
         (arrays,) = values
         found = self.network.run(arrays, width=width)
-        if isinstance(found, dict):
-            return [found]
-        return [{self.network.outputs[0].name: found}]
+        return [found if isinstance(found, dict) else {self.network.outputs[0].name: found}]
 
     def _noted(self, served: Served, since: float, size: float) -> dict[str, Any]:
         """Count an answer and describe its run."""
