@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import anywidth as aw
-from benchmarks.records import circumstances, write_record
+from benchmarks.records import circumstances, wait, write_record
 
 LIMIT = 1.2
 
@@ -51,8 +51,7 @@ def forward_passes(
 def seconds(work: Callable[[], None], device: torch.device) -> float:
     start = time.perf_counter()
     work()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    wait(device)
     return time.perf_counter() - start
 
 
@@ -87,7 +86,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description="Calibration against plain forward passes.")
     parser.add_argument("--model", default="mobilenet_v1", choices=["mobilenet_v1", "mobilenet_v2"])
     parser.add_argument("--widths", type=int, default=31)
@@ -97,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, help="write the result as JSON")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     result = measure(options)
     print(json.dumps(result, indent=2))
     print(

@@ -16,13 +16,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torchvision
+from torch import nn
 
 import anywidth as aw
 from anywidth.app.model_spec import load_model
-from benchmarks.network_families import FAMILIES, Built
+from benchmarks.network_families import FAMILIES
 
 MODELS = [
     "alexnet", "vgg16_bn", "resnet18", "resnet50", "resnext50_32x4d", "wide_resnet50_2",
@@ -111,7 +113,8 @@ def family_table(names: Sequence[str] = ()) -> str:
             if names and name not in names:
                 continue
             try:
-                lines.append(f"| {family} | {name} | {_family_cells(made())} |")
+                model, example = made()
+                lines.append(f"| {family} | {name} | {_family_cells(model, example)} |")
                 print(lines[-1], flush=True)
             except ModuleNotFoundError as error:
                 missing.append(f"{name} ({error.name} is not installed)")
@@ -119,34 +122,34 @@ def family_table(names: Sequence[str] = ()) -> str:
     return FAMILY_HEAD + "\n".join(lines) + left_out
 
 
-def _family_cells(built: Built) -> str:
-    model, example = built
+def _family_cells(model: nn.Module, example: Any) -> str:
     torch.manual_seed(0)
+    named = example if isinstance(example, dict) else {"example_input": example}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        start = time.process_time()
-        named = example if isinstance(example, dict) else {"example_input": example}
-        plan = aw.plan(model.eval(), parts="auto", **named)
-        planned = time.process_time()
-        aw.slimmable(model, plan, aw.WidthRange(0.25, 1.0, 4))
-        converted = time.process_time()
-    plan = aw.plan_of(model)
+        plan, *seconds = converted(model.eval(), aw.WidthRange(0.25, 1.0, 4), parts="auto", **named)
     elastic, layers = plan.elastic_layers()
     left = aw.macs(plan, 0.25) / aw.macs(plan, 1.0)
     shares = f"{plan.elastic_share():.0%} | {left:.1%}"
-    seconds = f"{planned - start:.1f} | {converted - planned:.1f}"
-    return f"{elastic} of {layers} | {shares} | {seconds}"
+    return f"{elastic} of {layers} | {shares} | {seconds[0]:.1f} | {seconds[1]:.1f}"
 
 
 def measure(name: str) -> Row:
     torch.manual_seed(0)
     model = load_model(f"torchvision:{name}")
     size = 299 if name == "inception_v3" else 224
+    return Row(name, *converted(model, None, example_input=torch.randn(2, 3, size, size)))
+
+
+def converted(
+    model: nn.Module, widths: aw.WidthRange | None, **planning: Any
+) -> tuple[aw.Plan, float, float]:
+    """The plan of a model that was converted, and the CPU seconds of planning and conversion."""
     start = time.process_time()
-    plan = aw.plan(model, torch.randn(2, 3, size, size))
+    plan = aw.plan(model, **planning)
     planned = time.process_time()
-    aw.slimmable(model, plan)
-    return Row(name, aw.plan_of(model), planned - start, time.process_time() - planned)
+    aw.slimmable(model, plan, widths)
+    return aw.plan_of(model), planned - start, time.process_time() - planned
 
 
 def notes(rows: list[Row]) -> str:

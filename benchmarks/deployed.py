@@ -26,7 +26,6 @@ from typing import Any
 
 import anywidth_runtime
 import numpy as np
-import onnxruntime
 import torch
 import torchvision
 from torch import nn
@@ -36,7 +35,15 @@ from anywidth.deploying.branching import WIDTH, write_branches
 from anywidth.deploying.bundling import named_widths, write_bundle
 from anywidth.deploying.exporting import write_network
 from anywidth.translating.called_network import described
-from benchmarks.records import circumstances, milliseconds, open_session, write_record
+from benchmarks.records import (
+    circumstances,
+    in_turns,
+    median_ratio,
+    milliseconds,
+    open_session,
+    random_network,
+    write_record,
+)
 
 WIDTHS = [round(0.25 + 0.0625 * step, 4) for step in range(13)]
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
@@ -52,14 +59,6 @@ GOALS = {
     "size_ratio": 1.1,
 }
 _IN_BLOCK = 5
-
-
-def network(build: Callable[[], nn.Module]) -> nn.Module:
-    torch.manual_seed(0)
-    model = build()
-    aw.slimmable(model, aw.plan(model, torch.randn(2, 3, 224, 224)), verified=False)
-    aw.calibrate(model, [torch.randn(2, 3, 224, 224)], widths=WIDTHS)
-    return model.eval()
 
 
 def write_files(model: nn.Module, folder: Path) -> None:
@@ -93,19 +92,15 @@ def compare(folder: Path, width: float, repeats: int, branches: Any) -> dict[str
         "bundle": lambda: network.run(images, width=width),
         "branches": lambda: branches.run(None, chosen),
     }
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for run in ways.values():
         fastest(run)
-    for repeat in range(max(3, repeats // _IN_BLOCK)):
-        for name in sorted(ways, reverse=repeat % 2 == 0):
-            times[name].append(fastest(ways[name]))
-    found = {f"{name}_ms": statistics.median(w for w, _ in pairs) for name, pairs in times.items()}
+    times = in_turns(ways, max(3, repeats // _IN_BLOCK), fastest)
+    wall = {name: [one for one, _ in found] for name, found in times.items()}
+    thread = {name: [one for _, one in found] for name, found in times.items()}
+    found = {f"{name}_ms": statistics.median(one) for name, one in wall.items()}
     for name in ("bundle", "branches"):
-        pairs = list(zip(times[name], times["static"], strict=True))
-        found[f"{name}_ratio"] = statistics.median(one[0] / static[0] for one, static in pairs)
-        found[f"{name}_thread_ratio"] = statistics.median(
-            one[1] / static[1] for one, static in pairs
-        )
+        found[f"{name}_ratio"] = median_ratio(wall[name], wall["static"])
+        found[f"{name}_thread_ratio"] = median_ratio(thread[name], thread["static"])
     return found
 
 
@@ -186,7 +181,7 @@ def memory(folder: Path) -> dict[str, float]:
 def measure(build: Callable[[], nn.Module], repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_files(network(build), folder)
+        write_files(random_network(build, WIDTHS), folder)
         sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
         found: dict[str, Any] = {
             "bundle_bytes": sizes["net.anywidth"],
@@ -230,8 +225,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     figures: dict[str, Any] = {
-        **circumstances("cpu"),
-        "onnxruntime": onnxruntime.__version__,
+        **circumstances("cpu", "onnxruntime"),
         "repeats": arguments.repeats,
         "networks": {},
     }

@@ -18,25 +18,25 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import onnxruntime
 import torch
+from onnxruntime import InferenceSession
 
 import anywidth as aw
 from anywidth.app.tasks.classification.task import TrainedClassifier, open_trained
 from anywidth.deploying.exporting import write_network
-from benchmarks.records import circumstances, milliseconds, open_session, write_record
+from benchmarks.records import circumstances, in_turns, median_ratio, open_session, write_record
 
 WIDTHS = (0.25, 0.5, 0.75, 1.0)
 
 
-def exported(trained: TrainedClassifier, width: float) -> onnxruntime.InferenceSession:
+def exported(trained: TrainedClassifier, width: float) -> InferenceSession:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "network.onnx"
         write_network(aw.extract(trained.model, width, fold=True), trained.deployment(), path)
         return open_session(path)
 
 
-def error_of(trained: TrainedClassifier, session: onnxruntime.InferenceSession) -> float:
+def error_of(trained: TrainedClassifier, session: InferenceSession) -> float:
     """Top-1 error in percent. The file normalises images, so the loader's are denormalised."""
     assert trained.data is not None
     mean, std = (torch.tensor(x).view(-1, 1, 1) for x in (trained.data.mean, trained.data.std))
@@ -50,7 +50,7 @@ def error_of(trained: TrainedClassifier, session: onnxruntime.InferenceSession) 
 
 
 def timed(
-    trained: TrainedClassifier, session: onnxruntime.InferenceSession, width: float, repeats: int
+    trained: TrainedClassifier, session: InferenceSession, width: float, repeats: int
 ) -> dict[str, float]:
     network = trained.deployment().wrap(aw.extract(trained.model, width, fold=True)).eval()
     image = torch.rand(1, *trained.run.state()["input_shape"])
@@ -58,15 +58,10 @@ def timed(
         "onnxruntime_ms": lambda: session.run(None, {"images": image.numpy()}),
         "pytorch_ms": lambda: network(image),
     }
-    found: dict[str, list[float]] = {name: [] for name in runs}
     with torch.inference_mode():
-        for repeat in range(repeats + 10):
-            for name in sorted(runs, reverse=repeat % 2 == 0):
-                found[name].append(milliseconds(runs[name]))
-    kept = {name: times[10:] for name, times in found.items()}
-    pairs = zip(kept["onnxruntime_ms"], kept["pytorch_ms"], strict=True)
+        kept = {name: times[10:] for name, times in in_turns(runs, repeats + 10).items()}
     medians = {name: statistics.median(times) for name, times in kept.items()}
-    return {**medians, "ratio": statistics.median(onnx / plain for onnx, plain in pairs)}
+    return {**medians, "ratio": median_ratio(kept["onnxruntime_ms"], kept["pytorch_ms"])}
 
 
 def main() -> None:
@@ -88,8 +83,8 @@ def main() -> None:
             **timed(trained, session, width, arguments.repeats),
         }
         print(f"{width:<6} {json.dumps(found[str(width)])}", flush=True)
-    about = {"onnxruntime": onnxruntime.__version__, "run": trained.run.settings_data}
-    write_record(arguments.out, {**circumstances("cpu"), **about, "widths": found})
+    about = {**circumstances("cpu", "onnxruntime"), "run": trained.run.settings_data}
+    write_record(arguments.out, {**about, "widths": found})
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import torch
 from anywidth_runtime.governor import Governor, Policy
 from anywidth_runtime.governor_menu import Choice, make_menu
@@ -186,8 +185,7 @@ def main() -> None:
         widest_ms = menu[-1].milliseconds
         shorten_pauses()  # as the server does
         record: dict[str, Any] = {
-            **circumstances("cpu"),
-            "onnxruntime": onnxruntime.__version__,
+            **circumstances("cpu", "onnxruntime"),
             "objective_ms": OBJECTIVE * widest_ms,
             "decision_microseconds_with_100_queued": decision_microseconds(bundle.choices),
             "menu": {f"{one.width}": one.milliseconds for one in menu},

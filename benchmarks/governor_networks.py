@@ -11,17 +11,14 @@ from typing import Any
 
 import anywidth_runtime
 import numpy as np
-import torch
-from anywidth_runtime.governor_latencies import Width
+from anywidth_runtime.contents import Width
 from anywidth_runtime.governor_menu import Choice
 
 import anywidth as aw
 from anywidth.app.studies.paper import paper_errors
 from anywidth.deploying.exporting import write_network
-from anywidth.models import mobilenet_v1
-from anywidth.slimming.extraction import extract
-from anywidth.translating.deployment import Deployment
-from benchmarks.records import milliseconds, open_session
+from anywidth.translating.called_network import described
+from benchmarks.records import in_turns, milliseconds, open_session, random_network
 
 ROOT = Path(__file__).parents[1]
 PIXELS = 224
@@ -61,16 +58,12 @@ def build(folder: Path) -> tuple[Path, dict[Width, Path]]:
     }
     if bundle.exists() and all(path.exists() for path in files.values()):
         return bundle, files
-    torch.manual_seed(0)
-    model = mobilenet_v1(num_classes=1000)
-    example = torch.rand(2, 3, PIXELS, PIXELS)
-    aw.slimmable(model, None, aw.WidthRange(0.25, 1.0, 8), example_input=example)
-    aw.calibrate(model, [example], widths=WIDTHS)
-    model.eval()
-    deployment = Deployment((example,), ("images",), ("logits",), ({0: "batch"},))
+    model = random_network(aw.models.mobilenet_v1, WIDTHS)
+    names: dict[str, Any] = {"input_names": ["images"], "output_names": ["logits"]}
+    deployment = described(model, **names)
     for width, path in files.items():
-        write_network(extract(model, width, fold=True), deployment, path)
-    aw.export_bundle(model, bundle, WIDTHS, input_names=("images",), output_names=("logits",))
+        write_network(aw.extract(model, width, fold=True), deployment, path)
+    aw.export_bundle(model, bundle, WIDTHS, **names)
     return bundle, files
 
 
@@ -92,13 +85,10 @@ def of_static_files(files: Mapping[Width, Path], repeats: int, *, kept_open: boo
     """One file per width: all of them open, or one at a time, as if there were no more memory."""
     sessions = {width: open_session(path) for width, path in files.items()}
     image = np.random.default_rng(0).random((1, 3, PIXELS, PIXELS), np.float32)
-    times: dict[Width, list[float]] = {width: [] for width in files}
-    for _ in range(repeats):
-        for width, session in sessions.items():
-            times[width].append(milliseconds(partial(session.run, None, {"images": image})))
-    medians = {width: float(np.median(found)) for width, found in times.items()}
+    runs = {width: partial(one.run, None, {"images": image}) for width, one in sessions.items()}
+    times = in_turns(runs, repeats)
     known = published_alone()
-    choices = [Choice(width, medians[width], known[width]) for width in files]
+    choices = [Choice(width, float(np.median(times[width])), known[width]) for width in files]
     if not kept_open:
         sessions.clear()
 

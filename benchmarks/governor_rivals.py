@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from anywidth_runtime.contents import Width
 from anywidth_runtime.governor import Decision
-from anywidth_runtime.governor_latencies import Width
 from anywidth_runtime.governor_menu import Choice, make_menu
 from anywidth_runtime.governor_queue import Waiting
 

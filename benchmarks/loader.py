@@ -38,7 +38,7 @@ from anywidth.app.data.folder_augment import FolderAugmentation
 from anywidth.app.data.image_files import scan_folder
 from anywidth.app.data.loader import DeviceLoader
 from anywidth.app.model_spec import load_model
-from benchmarks.records import circumstances, write_record
+from benchmarks.records import circumstances, wait, write_record
 
 WIDTHS = (1.0, 0.25, 0.475, 0.725)
 SIZE = 224
@@ -59,9 +59,8 @@ def make_step(pixels: int, device: torch.device, **options: Any) -> aw.SandwichS
     return aw.SandwichStep(model, optimizer, F.cross_entropy, widths=sampling, autocast="auto")
 
 
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+def ignore(images: Tensor, labels: Tensor) -> None:
+    """Load a batch and do nothing with it."""
 
 
 def batches_a_second(
@@ -110,10 +109,8 @@ def on_the_device(device: torch.device, batch: int, count: int) -> list[dict[str
     for name, options in (("mobilenet_v1", {}), ("mobilenet_v1+cifar", {"total_stride": 8})):
         step = make_step(32, device, **options)
         rates: dict[str, list[float]] = {"loader": [], "step": [], "both": []}
-        for _ in range(3):
-            rates["loader"].append(
-                batches_a_second(repeated(), lambda x, y: None, device, 8, count)
-            )
+        for _ in range(ROUNDS):
+            rates["loader"].append(batches_a_second(repeated(), ignore, device, 8, count))
             rates["step"].append(batches_a_second(fixed, step, device, 8, count))
             rates["both"].append(batches_a_second(repeated(), step, device, 8, count))
         ms = {name: 1e3 / statistics.median(values) for name, values in rates.items()}
@@ -149,7 +146,7 @@ def write_pictures(folder: Path, count: int, width: int = 500) -> float:
 
 def from_a_folder(
     device: torch.device, batch: int, count: int, workers: int, pictures: int
-) -> list[dict[str, Any]]:
+) -> dict[str, Any]:
     """224 px: files decoded by worker processes."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -169,19 +166,17 @@ def from_a_folder(
         )
         step = make_step(224, device)
         fixed = [next(iter(loader.epoch(0)))] * (count + 8)
-        alone = batches_a_second(loader.epoch(1), lambda x, y: None, device, ahead, count)
+        alone = batches_a_second(loader.epoch(1), ignore, device, ahead, count)
         consumed = batches_a_second(fixed, step, device, 8, count)
         both = batches_a_second(loader.epoch(2), step, device, ahead, count)
-    return [
-        {
-            "input": f"mobilenet_v1, 224 px, JPEG of {size:.0f} kB, {workers} workers",
-            "batch": batch,
-            "loader images/s": batch * alone,
-            "step images/s": batch * consumed,
-            "both images/s": batch * both,
-            "bottleneck": "loader" if alone < consumed else "step",
-        }
-    ]
+    return {
+        "input": f"mobilenet_v1, 224 px, JPEG of {size:.0f} kB, {workers} workers",
+        "batch": batch,
+        "loader images/s": batch * alone,
+        "step images/s": batch * consumed,
+        "both images/s": batch * both,
+        "bottleneck": "loader" if alone < consumed else "step",
+    }
 
 
 # ---- processor time ------------------------------------------------------------------------------
@@ -283,8 +278,7 @@ def _cost(batches: Batches, workers: list[int], device: torch.device) -> tuple[f
     begun, own, images = _processor_seconds(workers), time.process_time(), 0
     for pixels, _ in batches:
         images += len(pixels)
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    wait(device)
     spent = _processor_seconds(workers) - begun
     return spent / images, (time.process_time() - own) / images
 
@@ -319,9 +313,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     if not arguments.only_cost:
         rows += on_the_device(device, arguments.small_batch, arguments.batches)
-        rows += from_a_folder(
-            device, arguments.large_batch, arguments.batches, arguments.workers, arguments.pictures
-        )
+        sizes = arguments.large_batch, arguments.batches
+        rows.append(from_a_folder(device, *sizes, arguments.workers, arguments.pictures))
     with tempfile.TemporaryDirectory() as name:
         write_pictures(Path(name), arguments.pictures, arguments.photo_width)
         workers = 1 if arguments.only_cost else arguments.workers

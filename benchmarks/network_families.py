@@ -6,12 +6,12 @@ is not installed is left out, and named.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import spectral_norm
@@ -24,8 +24,8 @@ LAYERS = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8}
 ENCODER = {**ENDS, **LAYERS, "intermediate_size": 128, "max_position_embeddings": 16}
 DECODER = {**ENCODER, "num_key_value_heads": 4}
 PICTURES = {**LAYERS, "intermediate_size": 128, "image_size": 32, "patch_size": 8}
-BOTH = {
-    **ENDS,
+# The two sides of an encoder with a decoder.
+SIDES = {
     "d_model": 64,
     "encoder_layers": 2,
     "decoder_layers": 2,
@@ -33,57 +33,39 @@ BOTH = {
     "decoder_ffn_dim": 128,
     "encoder_attention_heads": 8,
     "decoder_attention_heads": 8,
-    "max_position_embeddings": 16,
-    "decoder_start_token_id": 0,
 }
+BOTH = {**ENDS, **SIDES, "max_position_embeddings": 16, "decoder_start_token_id": 0}
 
 
-def of_transformers(kind: str, config: str, example: Any, **sizes: Any) -> Callable[[], Built]:
+def built(package: str, kind: str, example: Any, **options: Any) -> Callable[[], Built]:
+    """A network that a function or class of a package makes."""
+    return lambda: (getattr(importlib.import_module(package), kind)(**options), example)
+
+
+def of_transformers(kind: str, example: Any, **sizes: Any) -> Callable[[], Built]:
     def build() -> Built:
         import transformers
 
-        model = getattr(transformers, kind)(getattr(transformers, config)(**sizes))
-        return model, example
+        network = getattr(transformers, kind)
+        return network(network.config_class(**sizes)), example
 
     return build
 
 
 def decoder(name: str, **sizes: Any) -> Callable[[], Built]:
-    return of_transformers(f"{name}ForCausalLM", f"{name}Config", WORDS, **{**DECODER, **sizes})
+    return of_transformers(f"{name}ForCausalLM", WORDS, **{**DECODER, **sizes})
 
 
 def of_timm(name: str, size: int, **options: Any) -> Callable[[], Built]:
-    def build() -> Built:
-        import timm
-
-        return timm.create_model(name, num_classes=10, **options), torch.randn(2, 3, size, size)
-
-    return build
-
-
-def of_diffusers(kind: str, example: Any, **sizes: Any) -> Callable[[], Built]:
-    def build() -> Built:
-        import diffusers
-
-        return getattr(diffusers, kind)(**sizes), example
-
-    return build
+    example = torch.randn(2, 3, size, size)
+    return built("timm", "create_model", example, model_name=name, num_classes=10, **options)
 
 
 def detector(name: str, **options: Any) -> Callable[[], Built]:
     """A detector of torchvision, which is planned by its parts."""
-
-    def build() -> Built:
-        plain = {"weights": None, "weights_backbone": None}
-        images = [torch.rand(3, 128, 128) for _ in range(2)]
-        return getattr(torchvision.models.detection, name)(**plain, **options), images
-
-    return build
-
-
-def optical_flow() -> Built:
-    model = torchvision.models.optical_flow.raft_small(weights=None)
-    return model, (torch.rand(2, 3, 128, 128), torch.rand(2, 3, 128, 128))
+    images = [torch.rand(3, 128, 128) for _ in range(2)]
+    plain = {"weights": None, "weights_backbone": None}
+    return built("torchvision.models.detection", name, images, **plain, **options)
 
 
 def transformer_detector(kind: str, resnet: str, stages: list[str], **sizes: Any) -> Built:
@@ -92,9 +74,8 @@ def transformer_detector(kind: str, resnet: str, stages: list[str], **sizes: Any
 
     body = getattr(transformers, resnet)(**RESNET, out_features=stages)
     own = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
-    config = getattr(transformers, f"{kind}Config")(backbone_config=body, **own, **QUERIES, **sizes)
-    model = getattr(transformers, f"{kind}ForObjectDetection")(config)
-    return model, torch.rand(2, 3, 64, 64)
+    options = {"backbone_config": body, **own, **SIDES, **QUERIES, **sizes}
+    return of_transformers(f"{kind}ForObjectDetection", torch.rand(2, 3, 64, 64), **options)()
 
 
 class Speech(nn.Module):
@@ -197,6 +178,7 @@ LINEAR = {
     "shared_expert_intermediate_size": 32,
 }
 HEADS = {"num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 4}
+FRAMES = (torch.rand(2, 3, 128, 128), torch.rand(2, 3, 128, 128))
 SOUND = torch.randn(2, 800)
 SPEECH = {
     **LAYERS,
@@ -224,18 +206,9 @@ RESNET = {
     "depths": [1, 1, 1, 1],
     "layer_type": "basic",
 }
-QUERIES = {
-    "d_model": 64,
-    "num_queries": 10,
-    "num_labels": 4,
-    "decoder_layers": 2,
-    "decoder_ffn_dim": 128,
-    "decoder_attention_heads": 8,
-    "encoder_ffn_dim": 128,
-    "encoder_attention_heads": 8,
-}
-ATTENTION = {"encoder_layers": 2}
+QUERIES = {"num_queries": 10, "num_labels": 4}
 MAPS = {
+    "encoder_layers": 1,
     "encoder_hidden_dim": 64,
     "encoder_in_channels": [64, 96, 128],
     "decoder_in_channels": [64, 64, 64],
@@ -250,16 +223,16 @@ FAMILIES: dict[str, dict[str, Callable[[], Built]]] = {
         "Gemma 2": decoder("Gemma2", head_dim=8),
         "Phi-3": decoder("Phi3"),
         "GPT-OSS": decoder("GptOss", head_dim=8, num_local_experts=4, num_experts_per_tok=2),
-        "GPT-2": of_transformers("GPT2LMHeadModel", "GPT2Config", WORDS, **GPT2),
+        "GPT-2": of_transformers("GPT2LMHeadModel", WORDS, **GPT2),
         "GPT-NeoX": decoder("GPTNeoX"),
         "Falcon": decoder("Falcon", multi_query=False),
         "Falcon, one head of keys": decoder("Falcon", multi_query=True),
         "Falcon, groups of heads": decoder("Falcon", new_decoder_architecture=True, num_kv_heads=2),
         "GPTBigCode": decoder("GPTBigCode", multi_query=True),
-        "Bloom": of_transformers("BloomForCausalLM", "BloomConfig", WORDS, **BLOOM),
-        "MPT": of_transformers("MptForCausalLM", "MptConfig", WORDS, **MPT),
-        "RWKV": of_transformers("RwkvForCausalLM", "RwkvConfig", WORDS, **RWKV),
-        "XLNet": of_transformers("XLNetLMHeadModel", "XLNetConfig", WORDS, **XLNET),
+        "Bloom": of_transformers("BloomForCausalLM", WORDS, **BLOOM),
+        "MPT": of_transformers("MptForCausalLM", WORDS, **MPT),
+        "RWKV": of_transformers("RwkvForCausalLM", WORDS, **RWKV),
+        "XLNet": of_transformers("XLNetLMHeadModel", WORDS, **XLNET),
         "OLMo 2": decoder("Olmo2"),
         "OPT": decoder("OPT", ffn_dim=128, word_embed_proj_dim=64),
         "Mixtral": decoder("Mixtral", num_local_experts=4),
@@ -269,36 +242,27 @@ FAMILIES: dict[str, dict[str, Callable[[], Built]]] = {
         "Mamba-2": decoder("Mamba2", state_size=8, use_cache=False, **HEADS),
     },
     "encoders": {
-        "BERT": of_transformers("BertForSequenceClassification", "BertConfig", WORDS, **ENCODER),
+        "BERT": of_transformers("BertForSequenceClassification", WORDS, **ENCODER),
         "DeBERTa": of_transformers(
-            "DebertaV2ForSequenceClassification", "DebertaV2Config", WORDS, **ENCODER, **DEBERTA
+            "DebertaV2ForSequenceClassification", WORDS, **ENCODER, **DEBERTA
         ),
     },
     "speech": {
-        "Wav2Vec2": of_transformers("Wav2Vec2ForCTC", "Wav2Vec2Config", SOUND, **SPEECH),
-        "HuBERT": of_transformers("HubertForCTC", "HubertConfig", SOUND, **SPEECH),
-        "Conformer": of_transformers(
-            "Wav2Vec2ConformerForCTC", "Wav2Vec2ConformerConfig", SOUND, **SPEECH
-        ),
-        "WavLM": of_transformers("WavLMForCTC", "WavLMConfig", SOUND, **SPEECH),
+        "Wav2Vec2": of_transformers("Wav2Vec2ForCTC", SOUND, **SPEECH),
+        "HuBERT": of_transformers("HubertForCTC", SOUND, **SPEECH),
+        "Conformer": of_transformers("Wav2Vec2ConformerForCTC", SOUND, **SPEECH),
+        "WavLM": of_transformers("WavLMForCTC", SOUND, **SPEECH),
     },
     "encoder and decoder": {
-        "T5": of_transformers("T5ForConditionalGeneration", "T5Config", PAIR, **T5),
-        "BART": of_transformers("BartForConditionalGeneration", "BartConfig", PAIR, **BOTH),
-        "Whisper": of_transformers(
-            "WhisperForConditionalGeneration", "WhisperConfig", MEL, **{**BOTH, **WHISPER}
-        ),
+        "T5": of_transformers("T5ForConditionalGeneration", PAIR, **T5),
+        "BART": of_transformers("BartForConditionalGeneration", PAIR, **BOTH),
+        "Whisper": of_transformers("WhisperForConditionalGeneration", MEL, **{**BOTH, **WHISPER}),
         "nn.Transformer": lambda: (Translation(), (WORDS, WORDS)),
     },
     "pictures": {
-        "ViT": of_transformers(
-            "ViTForImageClassification", "ViTConfig", torch.randn(2, 3, 32, 32), **PICTURES
-        ),
+        "ViT": of_transformers("ViTForImageClassification", torch.randn(2, 3, 32, 32), **PICTURES),
         "CLIP's classifier": of_transformers(
-            "CLIPForImageClassification",
-            "CLIPConfig",
-            torch.randn(2, 3, 32, 32),
-            vision_config=PICTURES,
+            "CLIPForImageClassification", torch.randn(2, 3, 32, 32), vision_config=PICTURES
         ),
         "timm resnet26": of_timm("resnet26", 64),
         "timm nf_resnet26": of_timm("nf_resnet26", 64),
@@ -309,17 +273,10 @@ FAMILIES: dict[str, dict[str, Callable[[], Built]]] = {
         "timm efficientformerv2_s0": of_timm("efficientformerv2_s0", 224),
         "timm mixer_s32": of_timm("mixer_s32_224", 64, img_size=64),
         "VideoMAE": of_transformers(
-            "VideoMAEForVideoClassification",
-            "VideoMAEConfig",
-            torch.randn(2, 4, 3, 32, 32),
-            **PICTURES,
-            num_frames=4,
+            "VideoMAEForVideoClassification", torch.randn(2, 4, 3, 32, 32), **PICTURES, num_frames=4
         ),
         "SegFormer": of_transformers(
-            "SegformerForSemanticSegmentation",
-            "SegformerConfig",
-            torch.randn(2, 3, 64, 64),
-            **SEGFORMER,
+            "SegformerForSemanticSegmentation", torch.randn(2, 3, 64, 64), **SEGFORMER
         ),
     },
     "detectors, by their parts": {
@@ -332,14 +289,16 @@ FAMILIES: dict[str, dict[str, Callable[[], Built]]] = {
         "SSDlite": detector("ssdlite320_mobilenet_v3_large"),
     },
     "detectors": {
-        "DETR": lambda: transformer_detector("Detr", "ResNetConfig", STAGES[3:], **ATTENTION),
+        "DETR": lambda: transformer_detector("Detr", "ResNetConfig", STAGES[3:]),
         "Deformable DETR": lambda: transformer_detector(
-            "DeformableDetr", "ResNetConfig", STAGES[1:], **ATTENTION, num_feature_levels=3
+            "DeformableDetr", "ResNetConfig", STAGES[1:], num_feature_levels=3
         ),
         "RT-DETR": lambda: transformer_detector("RTDetr", "RTDetrResNetConfig", STAGES[1:], **MAPS),
     },
-    "optical flow": {"RAFT": optical_flow},
-    "diffusion": {"Stable Diffusion's UNet": of_diffusers("UNet2DConditionModel", NOISE, **UNET)},
+    "optical flow": {"RAFT": built("torchvision.models.optical_flow", "raft_small", FRAMES)},
+    "diffusion": {
+        "Stable Diffusion's UNet": built("diffusers", "UNet2DConditionModel", NOISE, **UNET)
+    },
     "sequences": {
         "LSTM": lambda: (Speech(nn.LSTM), torch.randn(2, 40, 32)),
         "GRU": lambda: (Speech(nn.GRU), torch.randn(2, 40, 32)),

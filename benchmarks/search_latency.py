@@ -23,7 +23,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import onnxruntime
 import torch
 
 import anywidth as aw
@@ -154,8 +153,7 @@ def main() -> None:
     write_record(
         given.out,
         {
-            **circumstances("cpu"),
-            "onnxruntime": onnxruntime.__version__,
+            **circumstances("cpu", "onnxruntime"),
             "device": table.device,
             "settings": {
                 name: getattr(trained.settings, name)

@@ -24,7 +24,6 @@ from typing import Any
 
 import anywidth_runtime
 import numpy as np
-import onnxruntime
 from PIL import Image
 
 from benchmarks.governor import trace_arrivals
@@ -103,8 +102,7 @@ def main() -> None:
             server.terminate()
             server.wait()
     record = {
-        **circumstances("cpu"),
-        "onnxruntime": onnxruntime.__version__,
+        **circumstances("cpu", "onnxruntime"),
         "deadline_ms": deadline,
         "widest_ms": widest,
         "load": LOAD,

@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +21,29 @@ import torch
 from torch import nn
 
 import anywidth as aw
-from benchmarks.records import circumstances, milliseconds, write_record
+from benchmarks.records import (
+    circumstances,
+    in_turns,
+    median_ratio,
+    milliseconds,
+    random_network,
+    write_record,
+)
 
 WIDTH = 0.5
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    model = aw.models.mobilenet_v1()
-    aw.slimmable(model, aw.plan(model, torch.randn(2, 3, 224, 224)))
-    aw.calibrate(model, [torch.randn(4, 3, 224, 224)], widths=[WIDTH])
-    return model.eval()
 
 
 def compare(model: nn.Module, batch_size: int, repeats: int) -> dict[str, float]:
     images = torch.randn(batch_size, 3, 224, 224)
     small = aw.extract(model, WIDTH).eval()
-    pairs = []
+    runs = {"sliced": partial(model, images), "extracted": partial(small, images)}
     with torch.no_grad(), aw.at_width(model, WIDTH):
-        for repeat in range(repeats + 2):
-            order = (model, small) if repeat % 2 else (small, model)
-            times = {net: milliseconds(lambda net=net: net(images)) for net in order}
-            pairs.append((times[model], times[small]))
-    pairs = pairs[2:]
+        times = in_turns(runs, repeats + 2)
+    sliced, extracted = times["sliced"][2:], times["extracted"][2:]
     return {
-        "sliced_ms": statistics.median(sliced for sliced, _ in pairs),
-        "extracted_ms": statistics.median(extracted for _, extracted in pairs),
-        "ratio": statistics.median(sliced / extracted for sliced, extracted in pairs),
+        "sliced_ms": statistics.median(sliced),
+        "extracted_ms": statistics.median(extracted),
+        "ratio": median_ratio(sliced, extracted),
     }
 
 
@@ -74,7 +71,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--repeats", type=int, default=100, help="pairs at batch 1")
     arguments = parser.parse_args()
-    model = network()
+    model = random_network(aw.models.mobilenet_v1, [WIDTH])
     figures: dict[str, Any] = {**circumstances("cpu"), "width": WIDTH, **switching(model)}
     aw.set_width(model, 1.0)
     for batch_size in (1, 32):

@@ -20,7 +20,7 @@ import safetensors.numpy
 from anywidth_runtime.contents import Contents, read_contents
 from anywidth_runtime.errors import BundleError
 from anywidth_runtime.harmless_graphs import read_placeholders
-from anywidth_runtime.pieces import Piece, read_pieces
+from anywidth_runtime.weight_pieces import Piece, read_pieces
 
 _LENGTH_BYTES = 8
 _FORMAT, VERSION = "anywidth.bundle", "1"

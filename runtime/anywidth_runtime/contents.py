@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,9 @@ _REAL = ("float16", "float32", "float64")
 _WHOLE = ("bool", "uint8", *(f"int{bits}" for bits in (8, 16, 32, 64)))
 _MOST_WIDTHS = 10_000
 _MOST_VALUES = 2**27
+
+Width = float | str
+"""A fraction of the full width, or the name of a nonuniform configuration."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Row:
         latency_ms: median milliseconds of one call; None if it was not measured.
     """
 
-    width: float | str
+    width: Width
     macs: int
     parameters: int
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -112,17 +116,15 @@ def _check_names(contents: Contents) -> None:
             f"it describes {len(contents.inputs)} inputs, {len(contents.outputs)} outputs and "
             f"{len(rows)} widths; expected at least one of each"
         )
-    named: dict[str, list[float | str]] = {
+    named: dict[str, list[Width]] = {
         "input": [one.name for one in contents.inputs],
         "output": [one.name for one in contents.outputs],
         "width": [row.width for row in rows],
     }
     for kind, names in named.items():
-        seen: set[float | str] = set()
-        for name in names:
-            if name in seen:
+        for name, count in Counter(names).items():
+            if count > 1:
                 raise BundleError(f"it has the {kind} {str(name)[:40]} twice")
-            seen.add(name)
     if any(a.macs > b.macs for a, b in itertools.pairwise(rows)):
         raise BundleError("its widths are not sorted by cost")
 
@@ -142,12 +144,9 @@ def _tensor_info(data: Any) -> TensorInfo:
 
 def fits(sizes: tuple[int, ...], shape: tuple[int | str, ...]) -> bool:
     """Whether the sizes of an array fit a shape; named axes may have any size."""
-    if len(sizes) != len(shape):
-        return False
-    for size, axis in zip(sizes, shape, strict=True):
-        if size != axis and type(axis) is int:
-            return False
-    return True
+    return len(sizes) == len(shape) and all(
+        size == axis or isinstance(axis, str) for size, axis in zip(sizes, shape, strict=True)
+    )
 
 
 def _row(data: Any) -> Row:
@@ -156,13 +155,16 @@ def _row(data: Any) -> Row:
         width = _number(width)
         if not 0 < width <= 1:
             raise ValueError(f"a width of {width}")
+    latency = None if data["latency_ms"] is None else _number(data["latency_ms"])
+    if latency is not None and latency <= 0:
+        raise ValueError(f"a latency of {latency} ms")
     return Row(
         width,
         _whole(data["macs"]),
         _whole(data["parameters"]),
         {str(name): float(value) for name, value in data["metrics"].items()},
         None if data["accuracy"] is None else _number(data["accuracy"]),
-        None if data["latency_ms"] is None else _duration(data["latency_ms"]),
+        latency,
     )
 
 
@@ -170,13 +172,6 @@ def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{str(value)[:40]!r} where a number was expected")
     return float(value)
-
-
-def _duration(value: Any) -> float:
-    milliseconds = _number(value)
-    if milliseconds <= 0:
-        raise ValueError(f"a latency of {milliseconds} ms")
-    return milliseconds
 
 
 def _whole(value: Any) -> int:

@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from anywidth_runtime.contents import Width
 from anywidth_runtime.errors import RequestError
-from anywidth_runtime.governor_latencies import Latencies, Width
+from anywidth_runtime.governor_latencies import Latencies
 from anywidth_runtime.governor_limits import Ceiling, Steadiness
 from anywidth_runtime.governor_menu import Choice, make_menu
 from anywidth_runtime.governor_queue import Arrivals, Waiting
@@ -118,6 +119,7 @@ class Governor:
                 f"{network.path}: latency was not measured on this machine with "
                 f"{network.threads} threads; call measure() once"
             )
+        # From the table, which a network of another opener (`ray_app`) may make its own.
         rows = [row for row in network.table if row.latency_ms is not None]
         return cls([Choice(r.width, r.latency_ms or 0.0, r.accuracy) for r in rows], **settings)
 

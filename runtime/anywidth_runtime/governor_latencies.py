@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from anywidth_runtime.contents import Width
 from anywidth_runtime.errors import RequestError
-
-Width = float | str
 
 # The share of the newest measurement in a running mean: of the machine, and of one width.
 _MACHINE_SHARE = 0.1

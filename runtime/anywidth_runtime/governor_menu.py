@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from anywidth_runtime.contents import Width
 from anywidth_runtime.errors import RequestError
 
 
@@ -19,7 +20,7 @@ class Choice:
             better.
     """
 
-    width: float | str
+    width: Width
     milliseconds: float
     accuracy: float | None = None
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import insort
+from dataclasses import dataclass, field
 from typing import Any
+
+from anywidth_runtime.contents import Width
 
 _ORDER = itertools.count()
 
 
+@dataclass(slots=True, eq=False)
 class Waiting:
     """One request in a queue.
 
@@ -22,21 +26,12 @@ class Waiting:
         payload: any object of the queue's user.
     """
 
-    __slots__ = ("deadline", "is_late", "order", "payload", "size", "width")
-
-    def __init__(
-        self,
-        deadline: float = math.inf,
-        width: float | str | None = None,
-        size: float = 1.0,
-        payload: Any = None,
-    ) -> None:
-        self.deadline = deadline
-        self.width = width
-        self.size = size
-        self.payload = payload
-        self.is_late = False
-        self.order = next(_ORDER)
+    deadline: float = math.inf
+    width: Width | None = None
+    size: float = 1.0
+    payload: Any = None
+    is_late: bool = field(default=False, init=False)
+    order: int = field(default_factory=_ORDER.__next__, init=False)
 
     def __lt__(self, other: Waiting) -> bool:
         return (self.deadline, self.order) < (other.deadline, other.order)

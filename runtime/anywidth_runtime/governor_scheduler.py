@@ -11,9 +11,9 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from anywidth_runtime.contents import Width
 from anywidth_runtime.errors import RequestError
 from anywidth_runtime.governor import Decision, Policy
-from anywidth_runtime.governor_latencies import Width
 from anywidth_runtime.governor_queue import DeadlineQueue, Waiting
 
 Run = Callable[[Sequence[Any], Width], Sequence[Any]]

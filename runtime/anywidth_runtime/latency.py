@@ -14,12 +14,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 from onnxruntime import InferenceSession
 
 from anywidth_runtime.bundle_file import Bundle
+from anywidth_runtime.contents import Width
 from anywidth_runtime.errors import RequestError
 from anywidth_runtime.sessions import Sessions, session_options
 
@@ -28,37 +30,31 @@ _WARM_UP = 3
 # The largest size in bytes of the weights that are open at the same time during timing.
 _MOST_AT_ONCE = 2**28
 
-
-Latencies = Mapping[float | str, float]
+Latencies = Mapping[Width, float]
 """Median milliseconds per width."""
 
 
 def read_latencies(bundle: Bundle, threads: int) -> Latencies | None:
     """Those measured on this machine: saved next to the file, or by the exporter."""
-    machine = this_machine(threads)
+    measured_for = _measured_for(bundle, threads)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         data = json.loads(_kept_at(bundle.path).read_bytes())
-        kept = {"version": _VERSION, "bundle": bundle.checksum, "machine": machine}
-        if {name: data[name] for name in kept} == kept:
+        if {name: data[name] for name in measured_for} == measured_for:
             times = {_width(name): float(ms) for name, ms in data["milliseconds"]}
             is_whole = set(times) == {row.width for row in bundle.contents.rows}
             if is_whole and all(0 < ms < math.inf for ms in times.values()):
                 return times
     rows = bundle.contents.rows
     known = {row.width: row.latency_ms for row in rows if row.latency_ms is not None}
-    is_here = dict(bundle.contents.machine) == machine
+    is_here = bundle.contents.machine == measured_for["machine"]
     return known if is_here and len(known) == len(rows) else None
 
 
 def keep_latencies(times: Latencies, bundle: Bundle, threads: int) -> None:
     """Save them next to the file; a folder without write permission is not an error."""
     path = _kept_at(bundle.path)
-    data = {
-        "version": _VERSION,
-        "bundle": bundle.checksum,
-        "machine": this_machine(threads),
-        "milliseconds": [[width, round(ms, 6)] for width, ms in times.items()],
-    }
+    milliseconds = [[width, round(ms, 6)] for width, ms in times.items()]
+    data = {**_measured_for(bundle, threads), "milliseconds": milliseconds}
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     with contextlib.suppress(OSError):
         try:
@@ -91,7 +87,7 @@ def measured(
         raise RequestError(f"repeats={repeats!r}: expected a whole number of at least 1")
     count = len(bundle.variants)
     is_room = sum(variant.memory for variant in bundle.variants) <= sessions.memory_limit
-    with _bar("measuring widths", count * repeats, progress) as advance:
+    with _bar(count * repeats, progress) as advance:
         times = _times(sessions.get, count, feeds, repeats, is_room, advance)
     medians = [statistics.median(found) for found in times]
     pairs = zip(bundle.contents.rows, bundle.contents.variants, strict=True)
@@ -156,7 +152,11 @@ def _kept_at(path: Path) -> Path:
     return path.with_name(path.name + ".latency.json")
 
 
-def _width(name: float | str) -> float | str:
+def _measured_for(bundle: Bundle, threads: int) -> dict[str, Any]:
+    return {"version": _VERSION, "bundle": bundle.checksum, "machine": this_machine(threads)}
+
+
+def _width(name: Width) -> Width:
     return name if isinstance(name, str) else float(name)
 
 
@@ -169,21 +169,19 @@ def _processor() -> str:
 
 
 @contextlib.contextmanager
-def _bar(label: str, steps: int, shown: bool) -> Iterator[Callable[[], None]]:
+def _bar(steps: int, shown: bool) -> Iterator[Callable[[], None]]:
     """A progress bar of one line, if the output is a terminal."""
-    done = 0
-    is_shown = shown and sys.stderr.isatty()
+    if not (shown and sys.stderr.isatty()):
+        yield lambda: None
+        return
+    numbers = itertools.count(1)
 
     def advance() -> None:
-        nonlocal done
-        done += 1
-        if is_shown:
-            filled = 30 * done // steps
-            bar = "█" * filled + "·" * (30 - filled)
-            print(f"\r{label} {bar} {done}/{steps}", end="", file=sys.stderr, flush=True)
+        done = next(numbers)
+        bar = ("█" * (30 * done // steps)).ljust(30, "·")
+        print(f"\rmeasuring widths {bar} {done}/{steps}", end="", file=sys.stderr, flush=True)
 
     try:
         yield advance
     finally:
-        if is_shown:
-            print(file=sys.stderr)
+        print(file=sys.stderr)

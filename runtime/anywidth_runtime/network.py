@@ -13,11 +13,10 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from anywidth_runtime import latency
 from anywidth_runtime.bundle_file import Bundle, read_bundle
-from anywidth_runtime.contents import Row, TensorInfo, fits
+from anywidth_runtime.contents import Row, TensorInfo, Width, fits
 from anywidth_runtime.errors import BundleError, RequestError
 from anywidth_runtime.sessions import Sessions
 
-Width = float | str
 Outputs = np.ndarray | dict[str, np.ndarray]
 
 _SAME_WIDTH = 1e-6
@@ -67,6 +66,7 @@ class Network:
         takes: its input, in words.
         facts: further facts in the file, by name.
         accuracy_name: the metric in the table's column of accuracies; None if there is none.
+        classes: names of the classes, if the file has them.
     """
 
     def __init__(self, bundle: Bundle, threads: int, memory_limit: int) -> None:
@@ -86,11 +86,7 @@ class Network:
         self.takes: str = contents.takes
         self.facts: Mapping[str, str] = contents.facts
         self.accuracy_name: str | None = contents.accuracy_name
-
-    @property
-    def classes(self) -> tuple[str, ...] | None:
-        """Names of the classes, if the file has them."""
-        return self._bundle.contents.classes
+        self.classes: tuple[str, ...] | None = contents.classes
 
     @property
     def table(self) -> tuple[Row, ...]:
@@ -120,7 +116,7 @@ class Network:
 
         Returns the output as an array, or a dict from name to array if there are several.
         """
-        feeds = self._fed(arrays)
+        feeds = self.check(*arrays)
         session = self._sessions.get(self._variant(width))
         try:
             found = session.run(None, feeds)
@@ -160,7 +156,7 @@ class Network:
             progress: show the progress, if the output is a terminal.
             keep: save the times next to the file, if its folder is writable.
         """
-        feeds = self._examples(shapes)
+        feeds = self.example(shapes)
         self._latency = latency.measured(
             self._bundle, self._sessions, feeds, repeats=repeats, progress=progress
         )
@@ -170,18 +166,18 @@ class Network:
 
     def width_for(self, *, milliseconds: float) -> Width:
         """The widest width that takes at most `milliseconds` on this machine; see `measure`."""
-        if self._latency is None:
+        times = self._latency
+        if times is None:
             raise RequestError(
                 f"{self.path}: latency was not measured on this machine with {self.threads} "
                 "threads; call measure() once"
             )
-        timed = [(row.width, row.latency_ms) for row in self.table if row.latency_ms is not None]
-        fitting = [width for width, time in timed if time <= milliseconds]
+        fitting = [width for width in self.widths if times[width] <= milliseconds]
         if not fitting:
-            width, time = min(timed, key=lambda pair: pair[1])
+            fastest = min(self.widths, key=times.__getitem__)
             raise RequestError(
-                f"no width takes {milliseconds:g} ms or less; the fastest is {width}, with "
-                f"{time:.3g} ms"
+                f"no width takes {milliseconds:g} ms or less; the fastest is {fastest}, with "
+                f"{times[fastest]:.3g} ms"
             )
         return fitting[-1]
 
@@ -205,23 +201,6 @@ class Network:
 
     def check(self, *arrays: Any) -> dict[str, np.ndarray]:
         """The arguments of `run` as input name → array; refuses wrong shapes and types."""
-        return self._fed(arrays)
-
-    def example(self) -> dict[str, np.ndarray]:
-        """Random input of the shape that latency is measured with."""
-        return self._examples(None)
-
-    def close(self) -> None:
-        """Close all widths; the next call opens its width again."""
-        self._sessions.close()
-
-    def __repr__(self) -> str:
-        return f"Network({str(self.path)!r}, {len(self.widths)} widths)"
-
-    def _variant(self, width: Width) -> int:
-        return self._variants[self.resolve(width)]
-
-    def _fed(self, arrays: tuple[Any, ...]) -> dict[str, np.ndarray]:
         if len(arrays) == len(self.inputs) == 1 and isinstance(arrays[0], np.ndarray):
             return {self.inputs[0].name: _checked(arrays[0], self.inputs[0])}  # the common case
         names = [one.name for one in self.inputs]
@@ -237,6 +216,30 @@ class Network:
         self._check_shared_axes(feeds)
         return feeds
 
+    def example(self, shapes: Sequence[tuple[int, ...]] | None = None) -> dict[str, np.ndarray]:
+        """Random input of these shapes; if not given, of those that latency is measured with."""
+        chosen = [one.example for one in self.inputs] if shapes is None else list(shapes)
+        if len(chosen) != len(self.inputs):
+            raise RequestError(f"{len(chosen)} shapes; expected one per input: {len(self.inputs)}")
+        generator = np.random.default_rng(0)
+        feeds = {}
+        for shape, one in zip(chosen, self.inputs, strict=True):
+            # Whole numbers may be indices, of which 0 is always one.
+            is_real = one.dtype.startswith("float")
+            values = generator.random(shape) if is_real else np.zeros(shape)
+            feeds[one.name] = _checked(values.astype(one.dtype), one)
+        return feeds
+
+    def close(self) -> None:
+        """Close all widths; the next call opens its width again."""
+        self._sessions.close()
+
+    def __repr__(self) -> str:
+        return f"Network({str(self.path)!r}, {len(self.widths)} widths)"
+
+    def _variant(self, width: Width) -> int:
+        return self._variants[self.resolve(width)]
+
     def _check_shared_axes(self, feeds: Mapping[str, np.ndarray]) -> None:
         """Refuse sizes that differ along an axis of one name: one of size 1 would be repeated."""
         known: dict[str, tuple[str, int]] = {}
@@ -250,19 +253,6 @@ class Network:
                         f"{one.name!r} has {size} along {axis!r} and {first!r} has {wanted}; "
                         "expected as many"
                     )
-
-    def _examples(self, shapes: Sequence[tuple[int, ...]] | None) -> dict[str, np.ndarray]:
-        chosen = [one.example for one in self.inputs] if shapes is None else list(shapes)
-        if len(chosen) != len(self.inputs):
-            raise RequestError(f"{len(chosen)} shapes; expected one per input: {len(self.inputs)}")
-        generator = np.random.default_rng(0)
-        feeds = {}
-        for shape, one in zip(chosen, self.inputs, strict=True):
-            # Whole numbers may be indices, of which 0 is always one.
-            is_real = one.dtype.startswith("float")
-            values = generator.random(shape) if is_real else np.zeros(shape)
-            feeds[one.name] = _checked(values.astype(one.dtype), one)
-        return feeds
 
 
 def _checked(value: Any, wanted: TensorInfo) -> np.ndarray:

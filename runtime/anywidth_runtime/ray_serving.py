@@ -104,14 +104,12 @@ class Replica:
     ) -> None:
         from anywidth_runtime.server.service import Service
 
-        network = (opener or _open(settings.threads))(path)
+        network = opener(path) if opener else open_network(path, threads=settings.threads)
         self._service = Service(network, settings)
         numbers = [one for one in network.widths if isinstance(one, float)]
-        self._widest = max(numbers, default=1.0)
-        lowest = min(numbers, default=1.0)
-        self._target = lowest + 0.75 * (self._widest - lowest)
-        if target_width is not None:
-            self._target = target_width
+        lowest, self._widest = min(numbers, default=1.0), max(numbers, default=1.0)
+        usual = lowest + 0.75 * (self._widest - lowest)
+        self._target = usual if target_width is None else target_width
         shorten_pauses()
 
     def __serve_build_asgi_app__(self) -> Any:
@@ -130,10 +128,6 @@ class Replica:
         workers = self._service.settings.worker_count
         busy = min(1.0, runs / (_STATISTICS_SECONDS * workers))
         return {"mean_width": mean, "target_width": self._target, "busy": busy}
-
-
-def _open(threads: int) -> Callable[[str], Network]:
-    return lambda path: open_network(path, threads=threads)
 
 
 def serve_with_ray(

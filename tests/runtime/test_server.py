@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from anywidth_runtime.governor_scheduler import TooLate
+from anywidth_runtime.server.inference_protocol import InferenceRequest, Parameters
 from anywidth_runtime.server.page_load import Load
-from anywidth_runtime.server.protocol import InferenceRequest, Parameters
 from anywidth_runtime.server.service import Service
 from anywidth_runtime.server.settings import Settings
 from PIL import Image

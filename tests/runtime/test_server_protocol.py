@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from anywidth_runtime.errors import RequestError
-from anywidth_runtime.server.protocol import (
+from anywidth_runtime.server.inference_protocol import (
     Elements,
     Wanted,
     read_parameters,

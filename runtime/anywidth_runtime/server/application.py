@@ -13,8 +13,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from anywidth_runtime._version import __version__
+from anywidth_runtime.server.counters import CONTENT_TYPE
 from anywidth_runtime.server.inference import inference_routes
-from anywidth_runtime.server.metrics import CONTENT_TYPE
 from anywidth_runtime.server.page_routes import page_routes
 from anywidth_runtime.server.service import Service
 from anywidth_runtime.server.tokens import token_check
@@ -40,7 +40,14 @@ def make_app(service: Service) -> FastAPI:
         redoc_url=None,
     )
     has_token = Depends(token_check(service.settings.token))
-    app.include_router(inference_routes(service), dependencies=[has_token])
+    model = inference_routes(service)
+    for version in ("", "/versions/1"):
+        app.include_router(
+            model,
+            prefix="/v2/models/{model}" + version,
+            dependencies=[has_token],
+            include_in_schema=not version,
+        )
     app.include_router(page_routes(service, has_token))
 
     @app.get("/v2", tags=["server"], summary="Name and version")

@@ -11,8 +11,7 @@ from anywidth_runtime.errors import RequestError
 from anywidth_runtime.governor_scheduler import Closed, QueueFull, TooLate
 from anywidth_runtime.network import Network
 from anywidth_runtime.server.bodies import Bodies, BodyTooLarge, BodyTooSlow, TooMuchHeld
-from anywidth_runtime.server.pictures import PictureTooLarge
-from anywidth_runtime.server.protocol import (
+from anywidth_runtime.server.inference_protocol import (
     FROM_NUMPY,
     Elements,
     InferenceRequest,
@@ -21,6 +20,7 @@ from anywidth_runtime.server.protocol import (
     read_request,
     write_answer,
 )
+from anywidth_runtime.server.picture_files import PictureTooLarge
 from anywidth_runtime.server.service import Reply, Service
 
 _JSON_LENGTH = "Inference-Header-Content-Length"
@@ -47,7 +47,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 
 
 def inference_routes(service: Service) -> APIRouter:
-    """`/v2/models/NAME` and the routes below it."""
+    """The routes of the model, without the prefix that names it."""
     network, settings = service.network, service.settings
     bodies = Bodies(settings.most_body, settings.most_held)
 
@@ -55,13 +55,9 @@ def inference_routes(service: Service) -> APIRouter:
         if model != settings.name:
             raise HTTPException(404, f"no model {model!r}: this server has {settings.name!r}")
 
-    router = APIRouter(
-        prefix="/v2/models/{model}", dependencies=[Depends(check_name)], tags=["model"]
-    )
+    router = APIRouter(dependencies=[Depends(check_name)], tags=["model"])
 
-    async def model_ready(model: str) -> dict[str, Any]:
-        return {"name": model, "ready": True}
-
+    @router.get("", summary="Inputs, outputs, widths")
     async def describe(model: str) -> dict[str, Any]:
         return {
             "name": model,
@@ -76,6 +72,17 @@ def inference_routes(service: Service) -> APIRouter:
             },
         }
 
+    @router.get("/ready", summary="Whether it accepts requests")
+    async def model_ready(model: str) -> dict[str, Any]:
+        return {"name": model, "ready": True}
+
+    @router.post(
+        "/infer",
+        summary="Run the network",
+        description=_TEXT,
+        openapi_extra=_body(network),
+        responses=_ANSWERS,
+    )
     async def infer(model: str, request: Request) -> Response:
         since = service.scheduler.clock()
         try:
@@ -93,20 +100,6 @@ def inference_routes(service: Service) -> APIRouter:
             raise
         return _answer(request, settings.name, asked, reply)
 
-    for version in ("", "/versions/1"):
-        shown = not version
-        router.get(version, summary="Inputs, outputs, widths", include_in_schema=shown)(describe)
-        router.get(
-            version + "/ready", summary="Whether it accepts requests", include_in_schema=shown
-        )(model_ready)
-        router.post(
-            version + "/infer",
-            summary="Run the network",
-            description=_TEXT,
-            openapi_extra=_body(network),
-            responses=_ANSWERS,
-            include_in_schema=shown,
-        )(infer)
     return router
 
 
@@ -192,10 +185,7 @@ def _answer(request: Request, name: str, asked: InferenceRequest, reply: Reply) 
         assert isinstance(value, Elements)
         return Response(value.items[0], media_type="image/png", headers=told)
     answer = write_answer(name, reply.outputs, reply.parameters, asked.id)
-    if answer.json_length is None:
-        return Response(answer.body, media_type="application/json", headers=told)
-    return Response(
-        answer.body,
-        media_type="application/octet-stream",
-        headers={**told, _JSON_LENGTH: str(answer.json_length)},
-    )
+    if answer.json_length is not None:
+        told[_JSON_LENGTH] = str(answer.json_length)
+    kind = "json" if answer.json_length is None else "octet-stream"
+    return Response(answer.body, media_type=f"application/{kind}", headers=told)

@@ -12,7 +12,7 @@ from typing import Any
 
 from anywidth_runtime.errors import RequestError
 from anywidth_runtime.governor_scheduler import Closed, QueueFull, Served, TooLate
-from anywidth_runtime.server.metrics import Moment
+from anywidth_runtime.server.counters import Moment
 from anywidth_runtime.server.service import Service
 
 MOST_PER_SECOND = 1000.0
@@ -72,10 +72,10 @@ class Load:
             future.add_done_callback(self._count)
 
     def _count(self, future: Future[Served]) -> None:
-        error = None if future.cancelled() else future.exception()
+        error = future.exception()
         if isinstance(error, TooLate):
             self._service.metrics.dropped()
-        elif error is None and not future.cancelled():
+        elif error is None:
             served = future.result()
             self._service.metrics.served(
                 served.width,

@@ -17,9 +17,9 @@ from fastapi.responses import HTMLResponse
 from anywidth_runtime.errors import BundleError, RequestError
 from anywidth_runtime.network import Network
 from anywidth_runtime.server.bodies import Bodies
+from anywidth_runtime.server.inference_protocol import FROM_NUMPY
 from anywidth_runtime.server.page_load import MOST_PER_SECOND, Load, history
-from anywidth_runtime.server.pictures import makes_pictures
-from anywidth_runtime.server.protocol import FROM_NUMPY
+from anywidth_runtime.server.picture_files import makes_pictures
 from anywidth_runtime.server.service import Service
 from anywidth_runtime.server.tokens import brings_token
 

@@ -15,9 +15,9 @@ from anywidth_runtime.errors import RequestError
 from anywidth_runtime.governor import Governor
 from anywidth_runtime.governor_scheduler import QueueFull, Scheduler, Served, TooLate
 from anywidth_runtime.network import Network
-from anywidth_runtime.server.metrics import Metrics
-from anywidth_runtime.server.pictures import PictureInput, write_png
-from anywidth_runtime.server.protocol import Elements, InferenceRequest, Value, Wanted
+from anywidth_runtime.server.counters import Metrics
+from anywidth_runtime.server.inference_protocol import Elements, InferenceRequest, Value, Wanted
+from anywidth_runtime.server.picture_files import PictureInput, write_png
 from anywidth_runtime.server.settings import Settings
 
 _FILE_THREADS = 2
@@ -105,9 +105,7 @@ class Service:
     def _run(self, values: Sequence[Any], width: float | str) -> list[dict[str, np.ndarray]]:
         (arrays,) = values
         found = self.network.run(arrays, width=width)
-        if isinstance(found, dict):
-            return [found]
-        return [{self.network.outputs[0].name: found}]
+        return [found if isinstance(found, dict) else {self.network.outputs[0].name: found}]
 
     def _noted(self, served: Served, since: float, size: float) -> dict[str, Any]:
         """Count an answer and describe its run."""

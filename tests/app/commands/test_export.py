@@ -17,7 +17,7 @@ import onnxruntime
 import pytest
 import torch
 from anywidth_runtime.server.page_routes import read_examples
-from anywidth_runtime.server.pictures import PictureInput
+from anywidth_runtime.server.picture_files import PictureInput
 from command_line import HANGS_AFTER, command, environment
 from finished_runs import (
     CLASSES,

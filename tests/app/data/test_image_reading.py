@@ -14,7 +14,7 @@ import pytest
 import simplejpeg
 import torch
 from anywidth_runtime.errors import RequestError
-from anywidth_runtime.server.pictures import PictureInput
+from anywidth_runtime.server.picture_files import PictureInput
 from command_line import assert_refused, command, succeed
 from finished_runs import classifier_run
 from PIL import Image

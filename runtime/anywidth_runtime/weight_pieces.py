@@ -66,8 +66,6 @@ def read_pieces(
         data = json.loads(text)
         found = {str(name): _piece(entry, weights, scales) for name, entry in data.items()}
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
-        if isinstance(error, BundleError):
-            raise
         raise BundleError(f"how its weights are cut cannot be read ({str(error)[:80]})") from error
     for name in {*found, *placeholders}:
         if name not in found or name not in placeholders:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from PIL import Image, ImageOps
 
 from anywidth_runtime.errors import RequestError
 from anywidth_runtime.network import Network
@@ -59,8 +59,6 @@ class PictureInput:
 
     def read(self, file: bytes, most_pixels: int) -> np.ndarray:
         """(1, C, H, W) of one image file, rotated by its EXIF data."""
-        from PIL import Image
-
         try:
             with Image.open(io.BytesIO(file)) as opened:
                 if opened.width * opened.height > most_pixels:
@@ -81,43 +79,34 @@ class PictureInput:
         except Exception as error:  # decoders raise many kinds of errors
             raise RequestError(f"not an image that can be read: {error}") from error
         if self.size is not None:
-            picture = self._fitted(picture)
+            picture = self._fitted(picture, *self.size)
         pixels = np.asarray(picture, np.float32).reshape(picture.height, picture.width, -1) / 255
         return np.ascontiguousarray(pixels.transpose(2, 0, 1)[None]).astype(self.dtype)
 
-    def _fitted(self, picture: Any) -> Any:
-        from PIL import Image
-
-        assert self.size is not None
-        height, width = self.size
+    def _fitted(self, picture: Image.Image, height: int, width: int) -> Image.Image:
         if self.shorter is None:
             return picture.resize((width, height), Image.Resampling.BILINEAR)
         least = min(picture.size)
         if max(picture.size) > _LONGEST * least:  # resized whole, it could fill any memory
-            sides = [min(side, _LONGEST * least) for side in picture.size]
-            picture = _middle(picture, *sides)
-        sides = [int(self.shorter * side / least) for side in picture.size]
-        return _middle(picture.resize(sides, Image.Resampling.BILINEAR), width, height)
+            picture = _middle(picture, *(min(side, _LONGEST * least) for side in picture.size))
+        wide, high = (int(self.shorter * side / least) for side in picture.size)
+        return _middle(picture.resize((wide, high), Image.Resampling.BILINEAR), width, height)
 
 
-def _middle(picture: Any, width: int, height: int) -> Any:
+def _middle(picture: Image.Image, width: int, height: int) -> Image.Image:
     left, top = round((picture.width - width) / 2), round((picture.height - height) / 2)
     return picture.crop((left, top, left + width, top + height))
 
 
-def _upright(picture: Any) -> Any:
+def _upright(picture: Image.Image) -> Image.Image:
     """Rotated by EXIF data, if a PNG has it before its pixels."""
-    from PIL import ImageOps
-
     if picture.format == "PNG" and "exif" not in picture.info:
         return picture
     return ImageOps.exif_transpose(picture)
 
 
-def _in_8_bits(picture: Any) -> Any:
+def _in_8_bits(picture: Image.Image) -> Image.Image:
     """16-bit grey, which Pillow would clip rather than scale."""
-    from PIL import Image
-
     levels = np.asarray(picture).astype(np.int64)
     if levels.min() < 0 or levels.max() > _DEEP:
         raise RequestError(f"grey values up to {levels.max()}: expected 8 or 16 bits")
@@ -132,8 +121,6 @@ def makes_pictures(network: Network) -> bool:
 
 def write_png(image: np.ndarray) -> bytes:
     """The PNG file of one (C, H, W) image in [0, 1]."""
-    from PIL import Image
-
     levels = (np.clip(image, 0, 1) * 255 + 0.5).astype(np.uint8).transpose(1, 2, 0)
     file = io.BytesIO()
     # The fastest compression, because the time of the answer matters more than its size.

@@ -7,10 +7,8 @@ followed by the tensors that have a `binary_data_size`, one after the other.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
-from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -261,7 +259,7 @@ def _decode_texts(data: Any, name: str) -> list[bytes]:
         if not isinstance(data, list):
             raise TypeError
         return [base64.b64decode(text, validate=True) for text in data]
-    except (binascii.Error, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise RequestError(f"the data of {name!r} are not base64") from error
 
 
@@ -307,8 +305,8 @@ def write_answer(
             entry["parameters"] = {"binary_data_size": len(raw)}
             blobs.append(raw)
         elif isinstance(value, Elements):
-            is_file = bool(wanted.encoding)
-            entry["data"] = [(b64encode(one) if is_file else one).decode() for one in value.items]
+            texts = map(base64.b64encode, value.items) if wanted.encoding else value.items
+            entry["data"] = [one.decode() for one in texts]
         else:
             entry["data"] = _numbers(value)
         described.append(entry)
