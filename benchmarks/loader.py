@@ -19,8 +19,10 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +33,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 import anywidth as aw
+from anywidth.app.data import image_reading
 from anywidth.app.data.arrays import ImageArrays
 from anywidth.app.data.augment import Augmentation, normalize
 from anywidth.app.data.folder import IMAGENET_MEAN, IMAGENET_STD, FolderLoader
@@ -231,15 +234,23 @@ def folder_epochs(
 
 def cost_rows(folder: Path, device: torch.device, batch: int, workers: int) -> list[dict[str, Any]]:
     """The cost of both loaders, and of validation; rounds take turns."""
+    pillow = "anywidth's folder loader, Pillow alone"
     kinds = {
         "torchvision's transforms in workers": usual_epochs(folder, device, batch, workers),
-        "anywidth's folder loader": folder_epochs(folder, device, batch, workers),
+        pillow: folder_epochs(folder, device, batch, workers),
+        "anywidth's folder loader, simplejpeg": folder_epochs(folder, device, batch, workers),
         "anywidth's folder loader, validation": folder_epochs(
             folder, device, batch, workers, is_training=False
         ),
     }
     torch.set_num_threads(1)  # as in a worker, so that both are counted alike
-    own = {name: _workers_of(epoch) for name, epoch in kinds.items()}
+    if image_reading.simplejpeg is None:
+        raise SystemExit("the cost is compared with that of simplejpeg, which is not installed")
+    own = {}
+    for name, epoch in kinds.items():
+        # Workers are forked with what is imported then.
+        with patch.object(image_reading, "simplejpeg", None) if name == pillow else nullcontext():
+            own[name] = _workers_of(epoch)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
     for number in range(ROUNDS):
         for name, epoch in kinds.items():
