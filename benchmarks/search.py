@@ -185,8 +185,12 @@ def ranking(bench: Bench, count: int) -> dict[str, Any]:
     return {"shared": shared, "scratch": scratch, "spearman": spearman(shared, scratch)}
 
 
-def spearman(ones: list[float], others: list[float]) -> float:
-    return statistics.correlation(ranks(ones), ranks(others))
+def spearman(ones: list[float], others: list[float]) -> float | None:
+    """The correlation of the ranks; None if all values of a list are equal."""
+    try:
+        return statistics.correlation(ranks(ones), ranks(others))
+    except statistics.StatisticsError:
+        return None
 
 
 def ranks(values: list[float]) -> list[float]:
