@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_leaves, tree_map
 
 from anywidth.distributed import check_not_sharded
 from anywidth.planning.modes import evaluating
 from anywidth.planning.plain_tensors import release_tables
-from anywidth.planning.spectral_norms import spectral_hooks
 from anywidth.slimming.converted_part import converted_parts, network_in
 from anywidth.slimming.fitting_config import fit_configs
 from anywidth.slimming.folding import fold_norms
@@ -143,16 +143,6 @@ def own_classes(model: nn.Module) -> None:
             module.__class__ = type(shared.__name__, shared.__bases__, inside)
 
 
-def _weight_norm_hooks(model: nn.Module) -> list[tuple[nn.Module, WeightNorm]]:
-    """The hooks of `torch.nn.utils.weight_norm`, which keep a computed weight as an attribute."""
-    return [
-        (module, hook)
-        for module in model.modules()
-        for hook in module._forward_pre_hooks.values()
-        if isinstance(hook, WeightNorm)
-    ]
-
-
 @contextlib.contextmanager
 def without_graphs(model: nn.Module) -> Iterator[None]:
     """Detach what hooks computed, because torch cannot copy a tensor with a graph.
@@ -178,10 +168,12 @@ def _has_graph(value: Any) -> bool:
     return isinstance(value, Tensor) and not value.is_leaf
 
 
+@torch.no_grad()
 def _compute_weights(model: nn.Module) -> None:
-    with torch.no_grad():
-        for module, hook in _weight_norm_hooks(model):
-            setattr(module, hook.name, hook.compute_weight(module))
-        for module in model.modules():
-            for norm in spectral_hooks(module):
-                setattr(module, norm.name, norm.compute_weight(module, do_power_iteration=False))
+    """Hooks of weight norm and spectral norm keep the weight they compute as an attribute."""
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, WeightNorm):
+                setattr(module, hook.name, hook.compute_weight(module))
+            elif isinstance(hook, SpectralNorm):
+                setattr(module, hook.name, hook.compute_weight(module, do_power_iteration=False))

@@ -19,7 +19,6 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 
 from anywidth.errors import AnywidthError
 from anywidth.planning.cuts import RECORD, Cut, cut_size, take
-from anywidth.slimming.kept_caches import unhook_caches
 from anywidth.slimming.norm_statistics import (
     RUNNING,
     NormRecord,
@@ -67,12 +66,18 @@ def dress(module: nn.Module) -> None:
     module.__class__ = _changed_class(kind)
 
 
+def allow_tuned(norm: nn.Module, record: NormRecord) -> None:
+    """Have a norm look for a scale and bias tuned for its current width."""
+    if not record.has_tuned:
+        record.has_tuned = True
+        dress(norm)
+
+
 def widen(module: nn.Module) -> None:
     """Undo `narrow`; the caller restores attributes that were set for a width."""
     record: Record = module.__dict__.pop(RECORD)
     module.__class__ = record.plain
     unhook_passes(module)
-    unhook_caches(module)
     if isinstance(record, NormRecord) and record.switches is not None:
         del module._modules[PRIVATE_AFFINE]
 

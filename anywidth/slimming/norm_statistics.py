@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -262,6 +263,12 @@ def norm_records(model: nn.Module) -> dict[nn.Module, NormRecord]:
     return {module: record for module, record in found if record is not None}
 
 
+def scaled_norms(model: nn.Module) -> dict[nn.Module, NormRecord]:
+    """Those of them that have a scale."""
+    found = norm_records(model).items()
+    return {norm: rec for norm, rec in found if norm._parameters.get("weight") is not None}
+
+
 def is_initial(norm: nn.Module) -> bool:
     """Whether the full width's statistics are those that a new norm starts with.
 
@@ -293,13 +300,9 @@ def new_statistics(norm: nn.Module, label: float | None, is_tracked: bool = Fals
         )
 
 
-def tracked_statistics(model: nn.Module, config: ChannelConfig | None = None) -> list[Statistics]:
-    """The statistics of all widths except the full one, which has them in its buffers.
-
-    With `config`, only those of one configuration.
-    """
-    banks = [record.bank for record in norm_records(model).values()]
-    return [e for bank in banks for c, e in bank.items() if config is None or c == config]
+def tracked_statistics(model: nn.Module) -> list[Statistics]:
+    """The statistics of all widths except the full one, which has them in its buffers."""
+    return [entry for record in norm_records(model).values() for entry in record.bank.values()]
 
 
 def running_statistics(model: nn.Module, configs: Collection[ChannelConfig]) -> list[Tensor]:
@@ -326,37 +329,33 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
             entry.ready, entry.made_with, entry.affine = values
 
 
-@contextlib.contextmanager
-def batch_statistics(model: nn.Module) -> Iterator[None]:
+def batch_statistics(model: nn.Module) -> AbstractContextManager[None]:
     """Normalise every batch by its own statistics, at every width, and keep none of them.
 
     For comparing many configurations without calibrating each.
     """
-    records = norm_records(model).values()
-    for record in records:
-        record.uses_batches = True
-    try:
-        yield
-    finally:
-        for record in records:
-            record.uses_batches = False
+    return _set_on_norms(model, "uses_batches")
 
 
-@contextlib.contextmanager
-def uncalibrated_allowed(model: nn.Module) -> Iterator[None]:
+def uncalibrated_allowed(model: nn.Module) -> AbstractContextManager[None]:
     """Evaluate widths without statistics with those of full width, cut to their channels.
 
     For checks, and to show the effect of calibration; the accuracy is poor.
     """
-    records = norm_records(model).values()
-    before = [record.is_lenient for record in records]
-    for record in records:
-        record.is_lenient = True
+    return _set_on_norms(model, "is_lenient")
+
+
+@contextlib.contextmanager
+def _set_on_norms(model: nn.Module, flag: str) -> Iterator[None]:
+    """A flag of every norm's record is true inside a `with` block."""
+    before = [(record, getattr(record, flag)) for record in norm_records(model).values()]
+    for record, _ in before:
+        setattr(record, flag, True)
     try:
         yield
     finally:
-        for record, was_lenient in zip(records, before, strict=True):
-            record.is_lenient = was_lenient
+        for record, value in before:
+            setattr(record, flag, value)
 
 
 def reading_statistics(name: str) -> Callable[[nn.Module], Tensor | None]:

@@ -1,7 +1,7 @@
-"""Activation checkpointing: backward computes activations again at the width of the forward.
+"""The hooks of a converted network, which remember the width of each pass.
 
-`torch.utils.checkpoint` runs parts of a network again in the backward pass, when the network may
-have another width.
+Backward computes activations again at the width of the forward: `torch.utils.checkpoint` runs parts
+of a network again in the backward pass, when the network may have another width.
 """
 
 from __future__ import annotations
@@ -17,33 +17,35 @@ from torch.compiler import is_compiling
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointFunction
 
-from anywidth.slimming.record import record_of
+from anywidth.slimming.kept_caches import check_caches, mark_caches
+from anywidth.slimming.record import network_state
 from anywidth.slimming.thread_use import Thread
 from anywidth.slimming.unsupported_tools import check_not_traced, warn_if_not_compiled
 from anywidth.width import ChannelConfig
 
 
 def hook_passes(network: nn.Module) -> None:
-    """Let a converted network remember the width of each pass."""
-    network.register_forward_pre_hook(_begin_pass)
+    """Let a converted network remember the width of each pass, also in the caches it fills."""
+    network.register_forward_pre_hook(_begin_pass, with_kwargs=True)
     network.register_forward_hook(_end_pass)
 
 
 def unhook_passes(module: nn.Module) -> None:
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
-        ours = [n for n, hook in hooks.items() if hook in (_begin_pass, _end_pass)]
-        for number in ours:
+        for number in [n for n, hook in hooks.items() if hook in (_begin_pass, _end_pass)]:
             del hooks[number]
+            module._forward_pre_hooks_with_kwargs.pop(number, None)
 
 
 def _end_pass(network: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
     """Set the width when backward reaches the outputs, before it computes anything again."""
-    record = record_of(network)
-    if is_compiling() or record is None or record.network is None:
+    state = network_state(network)
+    if is_compiling() or state is None:
         return
-    config, thread = record.network.config, record.network.use.thread()
-    if torch._C._current_graph_task_id() == -1:
-        record.network.use.end_pass()
+    config, thread = state.config, state.use.thread()
+    mark_caches(output, config)
+    if not _is_in_backward():
+        state.use.end_pass()
     if torch.is_grad_enabled():
         nodes = [leaf.grad_fn for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
         for node in filter(None, nodes):
@@ -55,7 +57,7 @@ def _end_pass(network: nn.Module, arguments: tuple[Any, ...], output: Any) -> No
 def _set_in_backward(
     network: nn.Module, config: ChannelConfig, thread: Thread, gradients: Any
 ) -> None:
-    state: Any = record_of(network).network  # type: ignore[union-attr]
+    state: Any = network_state(network)
     if state.config == config:
         return
     before = state.before_backward
@@ -69,23 +71,28 @@ def _set_in_backward(
 
 def _end_backward(network: nn.Module, thread: Thread | None = None) -> None:
     """Set the width that the network had before backward, unless it was set since."""
-    state: Any = record_of(network).network  # type: ignore[union-attr]
+    state: Any = network_state(network)
     if state.before_backward is not None:
         state.set(network, state.before_backward, thread)
 
 
-def _begin_pass(network: nn.Module, arguments: tuple[Any, ...]) -> None:
-    record = record_of(network)
-    if is_compiling() or record is None or torch._C._current_graph_task_id() != -1:
+def _begin_pass(network: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    state = network_state(network)
+    if is_compiling() or state is None:
         return
-    check_not_traced()
-    warn_if_not_compiled()
-    state: Any = record.network
-    _end_backward(network)  # it may have failed, which PyTorch does not report
-    with state.use.lock:
-        state.use.begin_pass(state.config)
-    if network.training:
-        state.weights.trainings.count += 1
+    if not _is_in_backward():
+        check_not_traced()
+        warn_if_not_compiled()
+        _end_backward(network)  # it may have failed, which PyTorch does not report
+        with state.use.lock:
+            state.use.begin_pass(state.config)
+        if network.training:
+            state.weights.trainings.count += 1
+    check_caches((*arguments, *named.values()), state.config, state.plan)
+
+
+def _is_in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
 
 
 def _keep_width_in_checkpoint(network: nn.Module, config: ChannelConfig, thread: Thread) -> None:
@@ -105,6 +112,6 @@ def _run_at(
     function: Callable[..., Any],
     *arguments: Any,
 ) -> Any:
-    state: Any = record_of(network).network  # type: ignore[union-attr]
+    state: Any = network_state(network)
     with state.at(network, config, thread):
         return function(*arguments)

@@ -22,9 +22,6 @@ class Views(dict[str, Tensor]):
     starts without any.
     """
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Views:
-        return Views()
-
     def __reduce__(self) -> tuple[Any, ...]:
         return Views, ()
 
@@ -87,6 +84,12 @@ class Record:
 def record_of(module: nn.Module) -> Record | None:
     """The record of a converted module; None for any other."""
     return module.__dict__.get(RECORD)
+
+
+def network_state(module: nn.Module) -> SlimmableState | None:
+    """The state of a converted network; None for its layers, and for any other module."""
+    record = record_of(module)
+    return None if record is None else record.network
 
 
 def plain_class(module: nn.Module) -> type[nn.Module]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterator
-from copy import deepcopy
 from numbers import Real
 from typing import Any
 
@@ -18,7 +17,7 @@ from anywidth.planning.kept_results import forget_results, result_holders
 from anywidth.slimming.fingerprints import Weights
 from anywidth.slimming.layers import is_narrowed
 from anywidth.slimming.norm_statistics import norm_records
-from anywidth.slimming.record import record_of
+from anywidth.slimming.record import network_state, record_of
 from anywidth.slimming.thread_use import Thread, ThreadUse
 from anywidth.width import ChannelConfig, Width
 
@@ -54,18 +53,8 @@ class SlimmableState:
         self._layout: Layout | None = None
         self._values: dict[ChannelConfig, list[Values]] = {}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> SlimmableState:
-        # The layout points at the modules of the original.
-        copy = SlimmableState(deepcopy(self.plan), self.average_outputs)
-        copy.config, copy.width = self.config, self.width
-        copy.weights = deepcopy(self.weights, memo)
-        copy.use = deepcopy(self.use, memo)
-        copy.norms_outside = deepcopy(self.norms_outside, memo)
-        copy.configurations = deepcopy(self.configurations, memo)
-        copy.tables = list(self.tables)
-        return copy
-
     def __reduce__(self) -> tuple[Any, ...]:
+        """For `copy.deepcopy` and `pickle`: the layout points at the modules of the original."""
         names = ("config", "width", "weights", "use", "norms_outside", "configurations", "tables")
         rest = {name: getattr(self, name) for name in names}
         return SlimmableState, (self.plan, self.average_outputs), rest
@@ -80,10 +69,6 @@ class SlimmableState:
                 self._configs.clear()
             self._configs[width] = self.plan.resolve(width)
         return self._configs[width]
-
-    def lattice(self, count: int | None = None) -> list[ChannelConfig]:
-        """`plan.lattice`, cached: training draws from it at every step."""
-        return self.cached(count, lambda plan: plan.lattice(count))
 
     def cached(
         self, key: Hashable, make: Callable[[Plan], list[ChannelConfig]]
@@ -174,20 +159,15 @@ class SlimmableState:
 
 def state_of(model: nn.Module) -> SlimmableState:
     """The state of a converted network; raises for any other."""
-    state = _state(model)
+    state = network_state(model) if isinstance(model, nn.Module) else None
     if state is None:
         hint = ": call anywidth.slimmable(model, plan) first"
         modules = model.named_modules() if isinstance(model, nn.Module) else ()
-        parts = [path for path, module in modules if _state(module) is not None]
+        parts = [path for path, module in modules if network_state(module) is not None]
         if parts:
             hint = f" as a whole, but {parts[0]!r} in it has: pass model.{parts[0]}"
         raise AnywidthError(f"{type(model).__name__} has not been converted{hint}")
     return state
-
-
-def _state(model: Any) -> SlimmableState | None:
-    record = record_of(model) if isinstance(model, nn.Module) else None
-    return None if record is None else record.network
 
 
 class Layout:

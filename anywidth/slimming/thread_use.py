@@ -52,9 +52,6 @@ class ThreadUse:
         self._changes = 0
         self._local = threading.local()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ThreadUse:
-        return memo.setdefault(id(self), ThreadUse())
-
     def __reduce__(self) -> tuple[Any, ...]:
         return ThreadUse, ()
 

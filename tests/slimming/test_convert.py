@@ -114,7 +114,7 @@ def test_verification_leaves_mode_values_and_random_state(x: Tensor) -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("failing", ["verify", "_track_ends", "_apply"])
+@pytest.mark.parametrize("failing", ["verify", "track_statistics", "_apply"])
 def test_failed_conversion_undoes_itself(x: Tensor, monkeypatch, failing: str) -> None:
     model = network().eval()
     plan, result = aw.plan(model, x), model(x)
