@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from anywidth.errors import AnywidthError
 from anywidth.planning.groups import Plan
@@ -19,7 +21,6 @@ from anywidth.planning.trace.graph import misread_groups
 from anywidth.slimming.extraction import extract_quietly
 from anywidth.slimming.norm_statistics import buffers_kept, uncalibrated_allowed
 from anywidth.slimming.state import state_of
-from anywidth.slimming.verifying.empty_tensors import EmptyTensors
 from anywidth.slimming.verifying.part_outputs import given_outputs, kept_outputs
 from anywidth.width import ChannelConfig
 
@@ -67,7 +68,13 @@ class Trial:
         if self.calls is None:
             return output
         with buffers_kept(model) if self.writes else contextlib.nullcontext():
-            return run(self.calls.of(model), self.calls.copied())
+            return run(*self._planned(model))
+
+    def _planned(self, model: nn.Module) -> tuple[nn.Module, tuple[Any, ...]]:
+        """What was planned, with a whole batch: the parts if there are any, or all of the model."""
+        if self.calls is None:
+            return model, self.batch
+        return self.calls.of(model), self.calls.copied()
 
     def first_failure(self) -> Failure | None:
         for config in sample(self.plan):
@@ -109,38 +116,31 @@ class Trial:
     def training_failure(self, config: ChannelConfig) -> Failure | None:
         """The failure in training mode, in which auxiliary heads run and features may be returned.
 
-        It runs a copy, so that no statistics change.
+        It runs a copy, so that no statistics change, and only what was planned: in this mode the
+        whole may want other arguments.
         """
         twin = extract_quietly(self.model, config)
         try:
             with EmptyTensors(self.empty_at):
-                found = shapes(self._train(twin))
+                found = shapes(run_in_training(*self._planned(twin)))
         except Exception as error:
             modules = _running_modules(twin, error)
             return Failure(config, _message(error), modules, is_training=True)
         if _of_one(found) == _of_one(self.expected):
             return None
-        whole = shapes(self._train(extract_quietly(self.model, self.plan.full)))
+        wide = extract_quietly(self.model, self.plan.full)
+        whole = shapes(run_in_training(*self._planned(wide)))
         if found == whole:
             return None
         message = f"in training the output has shape {found} instead of {whole}"
         return Failure(config, message, is_training=True)
 
-    def _train(self, twin: nn.Module) -> Any:
-        """What a copy gives in training mode: its parts, as the whole may want other arguments."""
-        if self.calls is None:
-            return run_in_training(twin, self.batch)
-        return run_in_training(self.calls.of(twin), self.calls.copied())
-
     def misread_groups(self) -> dict[str, str]:
         """Groups whose channels are at other places in the narrowest network than in the plan."""
         config = self.plan.narrowest
-        whole, narrow = (extract_quietly(self.model, c) for c in (self.plan.full, config))
-        if self.calls is None:
-            wrong = misread_groups(whole, narrow, config, self.batch)
-        else:
-            both = self.calls.of(whole), self.calls.of(narrow)
-            wrong = misread_groups(*both, config, self.calls.tensors)
+        networks = [extract_quietly(self.model, c) for c in (self.plan.full, config)]
+        (whole, batch), (narrow, _) = map(self._planned, networks)
+        wrong = misread_groups(whole, narrow, config, batch)
         return {name: message for name, message in wrong.items() if self.plan.can_narrow(name)}
 
     def is_random(self) -> bool:
@@ -252,6 +252,31 @@ def _running_modules(model: nn.Module, error: BaseException) -> tuple[str, ...]:
 
 
 # ---- running ---------------------------------------------------------------------------------
+
+
+class EmptyTensors(TorchDispatchMode):
+    """Raise before an operation gets a tensor without entries, which crashes some kernels.
+
+    Args:
+        allowed: operations that may get one; None allows all, and `seen` collects them.
+    """
+
+    def __init__(self, allowed: Iterable[str] | None = None) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+        self._allowed = None if allowed is None else set(allowed)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        empty = [tuple(x.shape) for x in given if x.numel() == 0]
+        if empty:
+            name = str(func)
+            self.seen.add(name)
+            if self._allowed is not None and name not in self._allowed:
+                raise RuntimeError(f"{name} is given a tensor without entries, {empty[0]}")
+        return func(*args, **(kwargs or {}))
 
 
 def sample(plan: Plan) -> list[ChannelConfig]:
