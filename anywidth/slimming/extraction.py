@@ -26,7 +26,7 @@ from anywidth.slimming.norm_statistics import norm_records, uncalibrated_allowed
 from anywidth.slimming.record import record_of
 from anywidth.slimming.spectral_weights import narrow_vectors
 from anywidth.slimming.state import check_layers, state_of
-from anywidth.width import ChannelConfig, Width
+from anywidth.width import Width
 
 # The attributes of every module.
 _OF_TORCH = frozenset(vars(nn.Module()))
@@ -55,9 +55,17 @@ def extract(model: nn.Module, width: Width, fold: bool = False) -> nn.Module:
     state = state_of(network_in(model))
     path = next(iter(converted_parts(model)))
     active = state.resolve(width)
-    _warn_if_uncalibrated(model, active, active == state.plan.full, width)
+    is_full = active == state.plan.full
+    records = norm_records(model).values()
+    if any(one.lacks_full if is_full else not one.is_ready(active) for one in records):
+        warnings.warn(
+            f"extracting width {width} whose batch-norm statistics were not calibrated with these "
+            "weights: it takes the first channels of the full width's. To evaluate it, call "
+            "anywidth.calibrate(model, loader, widths=[...]) before extracting",
+            stacklevel=2,
+        )
     small = extract_quietly(model, width, fold)
-    if fold or active != state.plan.full:
+    if fold or not is_full:
         fit_configs(small, path, state.plan, active)
     return small
 
@@ -116,19 +124,6 @@ def _channels_last_strides(tensor: Tensor) -> tuple[int, ...]:
     """
     _, channels, height, width = tensor.shape
     return (channels * height * width, 1, channels * width, channels)
-
-
-def _warn_if_uncalibrated(
-    model: nn.Module, config: ChannelConfig, is_full: bool, width: Width
-) -> None:
-    records = norm_records(model).values()
-    if not all(not r.lacks_full if is_full else r.is_ready(config) for r in records):
-        warnings.warn(
-            f"extracting width {width} whose batch-norm statistics were not calibrated with these "
-            "weights: it takes the first channels of the full width's. To evaluate it, call "
-            "anywidth.calibrate(model, loader, widths=[...]) before extracting",
-            stacklevel=3,
-        )
 
 
 def own_classes(model: nn.Module) -> None:

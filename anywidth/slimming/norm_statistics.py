@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -90,23 +90,23 @@ class Statistics:
             self.made_with = OUTDATED if is_old else now
 
 
+@dataclass(eq=False, repr=False)
 class NormRecord(Record):
     """The record of a norm: its statistics by width, and its current width."""
 
-    def __init__(self, plain: type[nn.Module], tensors: tuple[str, ...] = ()) -> None:
-        super().__init__(plain, tensors)
-        self.bank: dict[ChannelConfig, Statistics] = {}
-        self.config: ChannelConfig | None = None
-        self.is_full = True
-        self.label: float | None = None
-        self.lacks_full = False  # the buffers are not of these weights: an average has no others
-        self.is_lenient = False
-        self.uses_batches = False  # each batch is normalised by its own statistics
-        self.is_calibrating = False  # in training mode, but only for statistics
-        # Configuration → index of its private scale and bias (`switchable.py`); None without any.
-        self.switches: dict[ChannelConfig, int] | None = None
-        self.has_tuned = False  # whether a width has, or had, a scale and bias tuned for it
-        self.weights = Weights(None)  # of the network that the norm is part of
+    bank: dict[ChannelConfig, Statistics] = field(default_factory=dict)
+    config: ChannelConfig | None = None
+    is_full: bool = True
+    label: float | None = None
+    lacks_full: bool = False  # the buffers are not of these weights: an average has no others
+    is_lenient: bool = False
+    uses_batches: bool = False  # each batch is normalised by its own statistics
+    is_calibrating: bool = False  # in training mode, but only for statistics
+    # Configuration → index of its private scale and bias (`switchable.py`); None without any.
+    switches: dict[ChannelConfig, int] | None = None
+    has_tuned: bool = False  # whether a width has, or had, a scale and bias tuned for it
+    # Of the network that the norm is part of.
+    weights: Weights = field(default_factory=lambda: Weights(None))
 
     def __getstate__(self) -> dict[str, Any]:
         self.settle()  # a copy may get other weights
@@ -334,7 +334,7 @@ def batch_statistics(model: nn.Module) -> AbstractContextManager[None]:
 
     For comparing many configurations without calibrating each.
     """
-    return _set_on_norms(model, "uses_batches")
+    return set_on_norms(model, "uses_batches")
 
 
 def uncalibrated_allowed(model: nn.Module) -> AbstractContextManager[None]:
@@ -342,11 +342,11 @@ def uncalibrated_allowed(model: nn.Module) -> AbstractContextManager[None]:
 
     For checks, and to show the effect of calibration; the accuracy is poor.
     """
-    return _set_on_norms(model, "is_lenient")
+    return set_on_norms(model, "is_lenient")
 
 
 @contextlib.contextmanager
-def _set_on_norms(model: nn.Module, flag: str) -> Iterator[None]:
+def set_on_norms(model: nn.Module, flag: str) -> Iterator[None]:
     """A flag of every norm's record is true inside a `with` block."""
     before = [(record, getattr(record, flag)) for record in norm_records(model).values()]
     for record, _ in before:

@@ -1,13 +1,15 @@
 """The hooks of a converted network, which remember the width of each pass.
 
 Backward computes activations again at the width of the forward: `torch.utils.checkpoint` runs parts
-of a network again in the backward pass, when the network may have another width.
+of a network again in the backward pass, when the network may have another width. And one width does
+not continue the cache of keys and values that another has filled.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,11 +19,16 @@ from torch.compiler import is_compiling
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointFunction
 
-from anywidth.slimming.kept_caches import check_caches, mark_caches
+from anywidth.errors import AnywidthError
+from anywidth.planning.groups import Plan
+from anywidth.planning.model_outputs import is_cache
 from anywidth.slimming.record import network_state
 from anywidth.slimming.thread_use import Thread
 from anywidth.slimming.unsupported_tools import check_not_traced, warn_if_not_compiled
 from anywidth.width import ChannelConfig
+
+# On a cache: the configuration that the network had when it filled it.
+MARK = "made_at"
 
 
 def hook_passes(network: nn.Module) -> None:
@@ -43,7 +50,7 @@ def _end_pass(network: nn.Module, arguments: tuple[Any, ...], output: Any) -> No
     if is_compiling() or state is None:
         return
     config, thread = state.config, state.use.thread()
-    mark_caches(output, config)
+    _mark_caches(output, config)
     if not _is_in_backward():
         state.use.end_pass()
     if torch.is_grad_enabled():
@@ -88,7 +95,7 @@ def _begin_pass(network: nn.Module, arguments: tuple[Any, ...], named: dict[str,
             state.use.begin_pass(state.config)
         if network.training:
             state.weights.trainings.count += 1
-    check_caches((*arguments, *named.values()), state.config, state.plan)
+    _check_caches((*arguments, *named.values()), state.config, state.plan)
 
 
 def _is_in_backward() -> bool:
@@ -97,12 +104,10 @@ def _is_in_backward() -> bool:
 
 def _keep_width_in_checkpoint(network: nn.Module, config: ChannelConfig, thread: Thread) -> None:
     """Keep the width for a reentrant checkpoint, whose outputs have no backward pass to hook."""
-    frame: Any = sys._getframe()
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(sys._getframe()):
         if frame.f_code is CheckpointFunction.forward.__code__:
             context = frame.f_locals["ctx"]
             context.run_function = partial(_run_at, network, config, thread, context.run_function)
-        frame = frame.f_back
 
 
 def _run_at(
@@ -115,3 +120,35 @@ def _run_at(
     state: Any = network_state(network)
     with state.at(network, config, thread):
         return function(*arguments)
+
+
+# ---- caches of keys and values ------------------------------------------------------------------
+
+
+def _check_caches(arguments: Iterable[Any], config: ChannelConfig, plan: Plan) -> None:
+    """Refuse a cache among the arguments of a pass that another width has filled."""
+    for cache in _caches(arguments):
+        made_at = vars(cache).get(MARK, config)
+        if made_at != config and cache.get_seq_length() > 0:
+            raise AnywidthError(
+                f"this {type(cache).__name__} holds keys and values of another width: "
+                f"{plan.fraction(made_at):.3g} of the channels, and the network now runs with "
+                f"{plan.fraction(config):.3g}. Start with an empty cache, or keep the whole "
+                "generation inside one anywidth.at_width(model, width). To mix widths on purpose, "
+                f"del cache.{MARK} first"
+            )
+        vars(cache)[MARK] = config
+
+
+def _mark_caches(output: Any, config: ChannelConfig) -> None:
+    """Note the width at which the caches in the output of a pass were filled."""
+    parts = output.values() if isinstance(output, Mapping) else output
+    for cache in _caches(parts if isinstance(parts, Iterable) else ()):
+        vars(cache)[MARK] = config
+
+
+def _caches(values: Iterable[Any]) -> Iterator[Any]:
+    """The caches among some values that know their length."""
+    for value in values if not hasattr(values, "shape") else ():
+        if is_cache(value) and hasattr(value, "get_seq_length") and hasattr(value, "__dict__"):
+            yield value

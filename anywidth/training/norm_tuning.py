@@ -18,7 +18,6 @@ from anywidth.slimming.layers import allow_tuned
 from anywidth.slimming.norm_statistics import (
     Affine,
     MissingStatisticsError,
-    norm_records,
     scaled_norms,
 )
 from anywidth.slimming.state import check_layers, state_of
@@ -174,12 +173,11 @@ def _train(
     total = epochs * len(loader) if isinstance(loader, Sized) else None
     device = next(model.parameters()).device
     full, done = plan_of(model).full, 0
-    norms = norm_records(model)
-    fresh = {config: empty_statistics(model, norms, config, None) for config in tuned}
+    fresh = {config: empty_statistics(model, config) for config in tuned}
     for config, affines in tuned.items():
         for norm, entry in fresh[config].items():
             entry.is_tracked, entry.affine = False, affines.get(norm)
-    with collecting(model, norms, fresh), torch.enable_grad():
+    with collecting(model, fresh), torch.enable_grad():
         for _ in range(epochs):
             first = done
             for inputs, targets in loader:

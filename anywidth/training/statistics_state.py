@@ -114,13 +114,12 @@ def read_statistics(
         widths = _WIDTHS(json.loads(metadata["widths"]), "widths")
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise AnywidthError(f"these are not batch-norm statistics of anywidth: {error}") from error
-    norms = norm_records(model)
     paths = {module: path for path, module in model.named_modules()}
     loaded: Fresh = {}
     for number, width in enumerate(widths):
         config = width["channels"]
         plan.check(config)
-        loaded[config] = empty_statistics(model, norms, config, None)
+        loaded[config] = empty_statistics(model, config)
         for norm, statistics in loaded[config].items():
             path = paths[norm]
             statistics.label, statistics.ready = width["width"], width["ready"]

@@ -54,14 +54,13 @@ def given_outputs(
         gaps.append(float("inf"))
 
 
-@contextlib.contextmanager
-def _hooked(model: nn.Module, parts: Sequence[str], hook: Callable[..., Any]) -> Iterator[None]:
-    handles = [model.get_submodule(part).register_forward_hook(hook) for part in parts]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _hooked(
+    model: nn.Module, parts: Sequence[str], hook: Callable[..., Any]
+) -> contextlib.ExitStack:
+    handles = contextlib.ExitStack()
+    for part in parts:
+        handles.enter_context(model.get_submodule(part).register_forward_hook(hook))
+    return handles
 
 
 _copied = partial(tree_map_only, Tensor, Tensor.clone)

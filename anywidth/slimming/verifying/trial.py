@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
+import traceback
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -170,33 +172,24 @@ class Trial:
         near = [name for name in free if touches(plan, name, failure.modules)]
         if near and len(near) < len(free) and fails(near):
             free = near
-        # The shortest failing prefix ends with a group that matters.
-        low, high = 0, len(free)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if fails(free[:middle]):
-                high = middle
-            else:
-                low = middle
-        return free[high - 1]
+        # The shortest failing prefix ends with a group that matters; all of them together fail.
+        counts = range(1, len(free))
+        return free[bisect_left(counts, True, key=lambda count: fails(free[:count]))]
 
 
 def make_trial(model: nn.Module, plan: Plan, batch: tuple[Any, ...]) -> Trial:
     """A trial with one example, if the network accepts a batch of one."""
-    inputs = tuple(x[:1] if isinstance(x, Tensor) and x.dim() > 1 else x for x in batch)
-    if plan.parts:
-        inputs = batch
+    single = tuple(x[:1] if isinstance(x, Tensor) and x.dim() > 1 else x for x in batch)
     watch, before = EmptyTensors(), [buffer.clone() for buffer in model.buffers()]
-    try:
-        with watch:
-            output = run(model, inputs)
-    except Exception:
-        inputs = batch
+    for inputs in [batch] if plan.parts else [single, batch]:
         try:
             with watch:
                 output = run(model, inputs)
+            break
         except Exception as error:
-            raise _cannot_be_verified(model, f"fails at full width: {_message(error)}") from error
+            if inputs is batch:
+                message = f"fails at full width: {_message(error)}"
+                raise _cannot_be_verified(model, message) from error
     if has_nan(output):
         raise _cannot_be_verified(model, "has NaN in its output at full width")
     calls = None
@@ -242,12 +235,10 @@ def _running_modules(model: nn.Module, error: BaseException) -> tuple[str, ...]:
     """Paths of the modules whose code was running when an error was raised, innermost first."""
     paths = {module: path for path, module in model.named_modules()}
     found: list[str] = []
-    trace = error.__traceback__
-    while trace is not None:
-        module = trace.tb_frame.f_locals.get("self")
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = frame.f_locals.get("self")
         if isinstance(module, nn.Module) and module in paths and paths[module] not in found:
             found.insert(0, paths[module])
-        trace = trace.tb_next
     return tuple(found[:3])
 
 
@@ -310,13 +301,9 @@ def run(model: nn.Module, inputs: tuple[Any, ...]) -> Any:
 def run_in_training(model: nn.Module, inputs: tuple[Any, ...]) -> Any:
     """A pass in training mode; it restores the random state, but changes the model."""
     model.train()
-    with torch.no_grad(), torch.random.fork_rng(devices=_devices(model)):
+    gpus = {parameter.device.index for parameter in model.parameters() if parameter.is_cuda}
+    with torch.no_grad(), torch.random.fork_rng(devices=sorted(gpus)):
         return model(*inputs)
-
-
-def _devices(model: nn.Module) -> list[int]:
-    found = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    return sorted(device.index for device in found)
 
 
 def shapes(output: Any) -> list[Any]:
