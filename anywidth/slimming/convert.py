@@ -110,7 +110,11 @@ def slimmable(
             weights = state_of(model).weights
             weights.initial = weights.fingerprint()
     except BaseException:
-        _undo(model)
+        state = network_state(model)
+        if state is not None:
+            with contextlib.suppress(Exception):  # it may be the cause
+                state.set(model, state.plan.full)
+        widen_all(model)
         release_tables(model, tables)
         raise
     return model
@@ -161,14 +165,6 @@ def _apply(model: nn.Module, plan: Plan, average_outputs: bool, tables: list[str
     model.__dict__.setdefault(RECORD, Record(type(model))).network = state
     hook_passes(model)
     state.set_full(model)
-
-
-def _undo(model: nn.Module) -> None:
-    state = network_state(model)
-    if state is not None:
-        with contextlib.suppress(Exception):  # it may be the cause
-            state.set(model, state.plan.full)
-    widen_all(model)
 
 
 def track_statistics(model: nn.Module, width: Width) -> None:

@@ -401,16 +401,15 @@ def loading_statistics(plain: type[nn.Module]) -> Callable[..., None]:
 
     def load(self: nn.Module, *arguments: Any) -> None:
         record: NormRecord = self.__dict__[RECORD]
-        names = ("running_mean", "running_var")
-        held = [self._buffers[name] for name in names]
-        values = [None if tensor is None else tensor.clone() for tensor in held]
+        held = {name: self._buffers[name] for name in ("running_mean", "running_var")}
+        before = {name: tensor.clone() for name, tensor in held.items() if tensor is not None}
         is_full, record.is_full = record.is_full, True  # a state_dict has the full width
         try:
             plain._load_from_state_dict(self, *arguments)
         finally:
             record.is_full = is_full
         record.lacks_full = False
-        if not all(_is_same(self._buffers[n], v) for n, v in zip(names, values, strict=True)):
+        if not all(_is_same(self._buffers[name], value) for name, value in before.items()):
             for entry in record.bank.values():
                 entry.ready = entry.ready and entry.made_with is not None
         record.weights.forget()
@@ -432,8 +431,7 @@ def training_statistics(plain: type[nn.Module]) -> Callable[..., Any]:
     return train
 
 
-def _is_same(tensor: Tensor | None, value: Tensor | None) -> bool:
-    if tensor is None or value is None:
-        return tensor is value
-    is_comparable = tensor.device == value.device and not tensor.is_meta
-    return is_comparable and tensor.dtype == value.dtype and torch.equal(tensor, value)
+def _is_same(tensor: Tensor | None, value: Tensor) -> bool:
+    if tensor is None or tensor.is_meta or tensor.device != value.device:
+        return False
+    return tensor.dtype == value.dtype and torch.equal(tensor, value)

@@ -46,8 +46,8 @@ def unhook_passes(module: nn.Module) -> None:
 
 def _end_pass(network: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
     """Set the width when backward reaches the outputs, before it computes anything again."""
-    state = network_state(network)
-    if is_compiling() or state is None:
+    state = None if is_compiling() else network_state(network)
+    if state is None:
         return
     config, thread = state.config, state.use.thread()
     _mark_caches(output, config)
@@ -84,8 +84,8 @@ def _end_backward(network: nn.Module, thread: Thread | None = None) -> None:
 
 
 def _begin_pass(network: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-    state = network_state(network)
-    if is_compiling() or state is None:
+    state = None if is_compiling() else network_state(network)
+    if state is None:
         return
     if not _is_in_backward():
         check_not_traced()

@@ -24,7 +24,8 @@ from anywidth.planning.part_calls import named_tensors, record_calls
 from anywidth.planning.parts import Axis
 from anywidth.planning.plain_tensors import tables_as_buffers
 from anywidth.planning.trace import plan as make_plan
-from anywidth.slimming.verifying.trial import TOLERANCE, difference, run
+from anywidth.slimming.verifying.part_outputs import difference
+from anywidth.slimming.verifying.trial import TOLERANCE, run
 
 Orders = dict[str, Tensor]
 

@@ -23,7 +23,7 @@ from anywidth.planning.trace.graph import misread_groups
 from anywidth.slimming.extraction import extract_quietly
 from anywidth.slimming.norm_statistics import buffers_kept, uncalibrated_allowed
 from anywidth.slimming.state import state_of
-from anywidth.slimming.verifying.part_outputs import given_outputs, kept_outputs
+from anywidth.slimming.verifying.part_outputs import difference, given_outputs, kept_outputs
 from anywidth.width import ChannelConfig
 
 TOLERANCE = 1e-4
@@ -103,7 +103,7 @@ class Trial:
             return Failure(config, message)
         if compare:
             small = extract_quietly(self.model, config)
-            with given_outputs(small, self.plan.parts, kept, difference) as gaps:
+            with given_outputs(small, self.plan.parts, kept) as gaps:
                 other = self.run(small)
             gaps.append(difference(whole, other))
             if self.calls is not None:
@@ -318,29 +318,3 @@ def _of_one(found: list[Any]) -> list[Any]:
 def has_nan(output: Any) -> bool:
     tensors = [x for x in output_leaves(output) if isinstance(x, Tensor) and not x.is_meta]
     return any(bool(x.isnan().any()) for x in tensors)
-
-
-def difference(first: Any, second: Any) -> float:
-    """The largest gap between two outputs, relative to the largest value; NaN equals NaN."""
-    leaves = output_leaves(first), output_leaves(second)
-    if len(leaves[0]) != len(leaves[1]):
-        return float("inf")
-    return max((_gap(one, other) for one, other in zip(*leaves, strict=True)), default=0.0)
-
-
-def _gap(one: Any, other: Any) -> float:
-    if not isinstance(one, Tensor):
-        return 0.0 if one == other else float("inf")
-    if one.shape != other.shape:
-        return float("inf")
-    if one.is_meta:
-        return 0.0  # there are no values
-    if one.is_complex() and other.is_complex():
-        one, other = torch.view_as_real(one), torch.view_as_real(other)
-    if not one.is_floating_point():
-        return 0.0 if torch.equal(one, other) else float("inf")
-    if one.numel() == 0:
-        return 0.0
-    scale = max(1.0, float(one.nan_to_num().abs().max()))
-    equal = (one.isnan() & other.isnan()) | (one == other)
-    return float(torch.where(equal, 0.0, (one - other).abs()).max()) / scale

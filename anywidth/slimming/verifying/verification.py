@@ -56,7 +56,7 @@ def _mend_or_pin(model: nn.Module, plan: Plan, strict: bool, inputs: tuple[Any, 
             is_seen, attributes = True, list(plan.attributes)
         else:
             group = trial.culprit(failure)
-            if _mend(trial, group, failure):
+            if _Mending(trial, group, failure).works():
                 continue
             wrong = {group: failure.message}
         for group, message in wrong.items():
@@ -73,27 +73,24 @@ def _mend_or_pin(model: nn.Module, plan: Plan, strict: bool, inputs: tuple[Any, 
 # ---- mending ------------------------------------------------------------------------------------
 
 
-def _mend(trial: Trial, group: str, failure: Failure) -> bool:
-    """Try to let a failing group narrow after all; keep the change if it works.
+class _Mending:
+    """Tries to let a failing group narrow after all, and keeps the change if it works.
 
     The graph does not show sizes that Python computes: a number that a module keeps as an
     attribute, or the width of one tensor that is used to reshape another. Both can be added to the
     plan, and running the network shows whether they are right. Only the necessary ones are added,
     because an attribute may equal the group's size by chance.
     """
-    mending = _Mending(trial, group, failure)
-    return mending.follow_unseen() or mending.follow_attributes()
-
-
-class _Mending:
-    """The attempts to let one failing group narrow."""
 
     def __init__(self, trial: Trial, group: str, failure: Failure) -> None:
         self.trial, self.group, self.failure = trial, group, failure
         self.plan, self.own = trial.plan, trial.plan.groups[group]
         self.state = state_of(trial.model)
 
-    def follow_attributes(self) -> bool:
+    def works(self) -> bool:
+        return self._follow_unseen() or self._follow_attributes()
+
+    def _follow_attributes(self) -> bool:
         """Let attributes follow the group, or other groups, if the network runs then."""
         slots = self._fitting_attributes(self.failure)
         sets = [[slot] for slot in slots] + ([slots] if len(slots) > 1 else [])
@@ -110,7 +107,7 @@ class _Mending:
             self._add(chosen, {})
         return bool(chosen)
 
-    def follow_unseen(self) -> bool:
+    def _follow_unseen(self) -> bool:
         """Let tensors follow that run, but that no graph shows, if the network runs then.
 
         Export leaves out what no output needs, such as an unused norm, and fails on code that only
