@@ -25,7 +25,7 @@ from anywidth.slimming.norm_statistics import (
     new_statistics,
     norm_records,
 )
-from anywidth.slimming.passes import hook_passes
+from anywidth.slimming.pass_hooks import hook_passes
 from anywidth.slimming.record import Record, network_state
 from anywidth.slimming.state import SlimmableState, state_of, tensor_owners
 from anywidth.slimming.verifying.verification import verify

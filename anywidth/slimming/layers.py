@@ -29,7 +29,7 @@ from anywidth.slimming.norm_statistics import (
     reading_statistics,
     training_statistics,
 )
-from anywidth.slimming.passes import unhook_passes
+from anywidth.slimming.pass_hooks import unhook_passes
 from anywidth.slimming.record import Record, record_of
 from anywidth.slimming.spectral_weights import hooked_vectors, narrow_forward
 from anywidth.slimming.unsupported_tools import check_attribute, refuse_scripting
