@@ -1,7 +1,8 @@
 """The error class of this library, and how messages are made."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -39,6 +40,14 @@ def few_of(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
     rest = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + rest
+
+
+def did_you_mean(
+    name: str, names: Iterable[str], most: int = 3, form: str = " (did you mean {}?)"
+) -> str:
+    """The closest of some names, in a question; "" if none is close."""
+    close = difflib.get_close_matches(name, list(names), n=most)
+    return form.format(" or ".join(close)) if close else ""
 
 
 def misfits(given: Mapping[str, Any], held: Mapping[str, Any]) -> str:

@@ -58,7 +58,7 @@ class WidthRange:
             object.__setattr__(self, name, float(value))
         if self.low > self.high:
             raise AnywidthError(f"low {self.low} and high {self.high}: low must not exceed high")
-        object.__setattr__(self, "divisor", checked_divisor(self.divisor, "widths"))
+        object.__setattr__(self, "divisor", check_whole(self.divisor, 1, "widths: divisor"))
 
     def fraction(self, width: float) -> float:
         """`width` as a float in this range, without rounding errors; raises if it is outside."""
@@ -163,10 +163,6 @@ def width_list(widths: object, where: str) -> list[Width]:
             f"{where}() was given no widths: pass at least one width, such as widths=[0.25, 1.0]"
         )
     return found
-
-
-def checked_divisor(divisor: object, where: str) -> int:
-    return check_whole(divisor, 1, f"{where}: divisor")
 
 
 def check_whole(value: object, least: int, name: str) -> int:

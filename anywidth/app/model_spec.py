@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from anywidth import models
-from anywidth.errors import AnywidthError
+from anywidth.errors import AnywidthError, did_you_mean
 
 FORMS = (
     "mobilenet_v1, torchvision:resnet50, timm:resnet50, package.module:function or "
@@ -84,9 +83,9 @@ def parse_input(text: str) -> tuple[int, ...]:
 def _from_zoo(name: str) -> Callable[..., Any]:
     if name not in models.__all__:
         raise AnywidthError(
-            f"no network {name!r} in anywidth.models{_close(name, models.__all__)}: expected one "
-            f"of {', '.join(models.__all__)}, or a name with its source: torchvision:{name}, "
-            f"timm:{name} or package.module:{name}"
+            f"no network {name!r} in anywidth.models{did_you_mean(name, models.__all__)}: "
+            f"expected one of {', '.join(models.__all__)}, or a name with its source: "
+            f"torchvision:{name}, timm:{name} or package.module:{name}"
         )
     builder: Callable[..., Any] = getattr(models, name)
     return builder
@@ -101,7 +100,7 @@ def _from_torchvision(name: str) -> Callable[..., Any]:
         ) from error
     if name not in list_models():
         raise AnywidthError(
-            f"no network {name!r} in torchvision{_close(name, list_models())}: "
+            f"no network {name!r} in torchvision{did_you_mean(name, list_models())}: "
             "torchvision.models.list_models() lists all"
         )
     builder = get_model_builder(name)
@@ -120,7 +119,7 @@ def _from_timm(name: str) -> Callable[..., Any]:
         raise AnywidthError(f"timm:{name} needs timm ({error}): install anywidth[timm]") from error
     if not timm.is_model(name):
         raise AnywidthError(
-            f"no network {name!r} in timm{_close(name, timm.list_models())}: "
+            f"no network {name!r} in timm{did_you_mean(name, timm.list_models())}: "
             "timm.list_models() lists all"
         )
     return lambda **options: timm.create_model(name, **{"pretrained": False, **options})
@@ -147,7 +146,8 @@ def _from_module(spec: str, module_name: str, file: Path | None, name: str) -> A
     for part in name.split("."):
         if not hasattr(found, part):
             names = [known for known in dir(found) if not known.startswith("_")]
-            raise AnywidthError(f"{spec!r}: {module_name} has no {part!r}{_close(part, names)}")
+            meant = did_you_mean(part, names)
+            raise AnywidthError(f"{spec!r}: {module_name} has no {part!r}{meant}")
         found = getattr(found, part)
     if not callable(found):
         raise AnywidthError(
@@ -210,8 +210,3 @@ def _importable(path: Path) -> Iterator[None]:
 
 def _spell(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def _close(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(names), n=3)
-    return f" (did you mean {' or '.join(near)}?)" if near else ""

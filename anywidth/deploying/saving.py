@@ -16,8 +16,8 @@ from anywidth.planning.groups import Plan
 from anywidth.planning.parts import ChannelGroup
 from anywidth.slimming.converted_part import network_in
 from anywidth.slimming.state import state_of
-from anywidth.slimming.tuned_affine import is_affine
 from anywidth.training.statistics_state import (
+    is_affine,
     put_statistics,
     read_statistics,
     statistics_to_tensors,

@@ -17,7 +17,7 @@ from anywidth.planning.parts import AttributeSlot, Axis, ChannelGroup, CostTerm,
 from anywidth.planning.plan_checks import check_consistent
 from anywidth.planning.plan_json import fields_from_json, fields_to_json
 from anywidth.planning.plan_text import held_lines, plan_to_text
-from anywidth.width import ChannelConfig, Width, WidthRange, checked_divisor, whole_number
+from anywidth.width import ChannelConfig, Width, WidthRange, check_whole, whole_number
 
 __all__ = ["AttributeSlot", "Axis", "ChannelGroup", "CostTerm", "Plan", "Segment"]
 
@@ -333,7 +333,7 @@ class Plan:
     def set_divisor(self, name: str, divisor: int) -> None:
         """Round one group to its own divisor instead of the width range's."""
         self._check_editable()
-        checked = checked_divisor(divisor, f"group {name!r}")
+        checked = check_whole(divisor, 1, f"group {name!r}: divisor")
         self.groups[name] = replace(self.group(name), divisor=checked)
 
     def only(self, *roles: str) -> None:

@@ -17,7 +17,6 @@ from anywidth.planning.plain_tensors import register_tables, release_tables
 from anywidth.planning.plan_checks import check_fits
 from anywidth.planning.trace import plan as make_plan
 from anywidth.slimming.converted_part import network_in
-from anywidth.slimming.kept_caches import hook_caches
 from anywidth.slimming.layers import narrow, widen_all
 from anywidth.slimming.norm_statistics import (
     buffers_kept,
@@ -26,8 +25,8 @@ from anywidth.slimming.norm_statistics import (
     new_statistics,
     norm_records,
 )
-from anywidth.slimming.recomputing import hook_passes
-from anywidth.slimming.record import Record, record_of
+from anywidth.slimming.pass_hooks import hook_passes
+from anywidth.slimming.record import Record, network_state
 from anywidth.slimming.state import SlimmableState, state_of, tensor_owners
 from anywidth.slimming.verifying.verification import verify
 from anywidth.width import ChannelConfig, Width, WidthRange
@@ -104,13 +103,18 @@ def slimmable(
             with buffers_kept(model):
                 verify(model, strict=strict, example_input=example_input)
         _check_elastic(type(model).__name__, plan, allow_fixed)
-        _track_ends(model)
+        for width in (widths.low, widths.high):  # for validation
+            track_statistics(model, width)
         plan._is_applied, plan.given = True, None
         if all(is_initial(norm) for norm in norm_records(model)):
             weights = state_of(model).weights
             weights.initial = weights.fingerprint()
     except BaseException:
-        _undo(model)
+        state = network_state(model)
+        if state is not None:
+            with contextlib.suppress(Exception):  # it may be the cause
+                state.set(model, state.plan.full)
+        widen_all(model)
         release_tables(model, tables)
         raise
     return model
@@ -160,23 +164,7 @@ def _apply(model: nn.Module, plan: Plan, average_outputs: bool, tables: list[str
     state.tables = tables
     model.__dict__.setdefault(RECORD, Record(type(model))).network = state
     hook_passes(model)
-    hook_caches(model)
     state.set_full(model)
-
-
-def _undo(model: nn.Module) -> None:
-    record = record_of(model)
-    if record is not None and record.network is not None:
-        with contextlib.suppress(Exception):  # it may be the cause
-            record.network.set(model, record.network.plan.full)
-    widen_all(model)
-
-
-def _track_ends(model: nn.Module) -> None:
-    """Track statistics of the narrowest and widest width in training, for validation."""
-    plan = plan_of(model)
-    for width in (plan.widths.low, plan.widths.high):
-        track_statistics(model, width)
 
 
 def track_statistics(model: nn.Module, width: Width) -> None:

@@ -8,7 +8,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from anywidth.errors import AnywidthError
 from anywidth.slimming.layers import narrow
 from anywidth.slimming.norm_statistics import keeps_statistics, new_statistics, norm_records
-from anywidth.slimming.record import record_of
+from anywidth.slimming.record import network_state, record_of
 from anywidth.slimming.state import SlimmableState, state_of
 
 
@@ -47,15 +47,11 @@ def network_in(model: nn.Module) -> nn.Module:
 
 def converted_parts(model: nn.Module) -> dict[str, nn.Module]:
     """The converted networks in a model by their paths; "" is the model itself."""
-    if isinstance(model, nn.Module) and _is_network(model):
+    if not isinstance(model, nn.Module):
+        return {}
+    if network_state(model) is not None:
         return {"": model}
-    modules = model.named_modules() if isinstance(model, nn.Module) else ()
-    return {path: module for path, module in modules if _is_network(module)}
-
-
-def _is_network(module: nn.Module) -> bool:
-    record = record_of(module)
-    return record is not None and record.network is not None
+    return {path: module for path, module in model.named_modules() if network_state(module)}
 
 
 def _include_norms(model: nn.Module, network: nn.Module, state: SlimmableState) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_leaves, tree_map
 
 from anywidth.distributed import check_not_sharded
 from anywidth.planning.modes import evaluating
 from anywidth.planning.plain_tensors import release_tables
-from anywidth.planning.spectral_norms import spectral_hooks
 from anywidth.slimming.converted_part import converted_parts, network_in
 from anywidth.slimming.fitting_config import fit_configs
 from anywidth.slimming.folding import fold_norms
@@ -26,7 +26,7 @@ from anywidth.slimming.norm_statistics import norm_records, uncalibrated_allowed
 from anywidth.slimming.record import record_of
 from anywidth.slimming.spectral_weights import narrow_vectors
 from anywidth.slimming.state import check_layers, state_of
-from anywidth.width import ChannelConfig, Width
+from anywidth.width import Width
 
 # The attributes of every module.
 _OF_TORCH = frozenset(vars(nn.Module()))
@@ -55,9 +55,17 @@ def extract(model: nn.Module, width: Width, fold: bool = False) -> nn.Module:
     state = state_of(network_in(model))
     path = next(iter(converted_parts(model)))
     active = state.resolve(width)
-    _warn_if_uncalibrated(model, active, active == state.plan.full, width)
+    is_full = active == state.plan.full
+    records = norm_records(model).values()
+    if any(one.lacks_full if is_full else not one.is_ready(active) for one in records):
+        warnings.warn(
+            f"extracting width {width} whose batch-norm statistics were not calibrated with these "
+            "weights: it takes the first channels of the full width's. To evaluate it, call "
+            "anywidth.calibrate(model, loader, widths=[...]) before extracting",
+            stacklevel=2,
+        )
     small = extract_quietly(model, width, fold)
-    if fold or active != state.plan.full:
+    if fold or not is_full:
         fit_configs(small, path, state.plan, active)
     return small
 
@@ -118,19 +126,6 @@ def _channels_last_strides(tensor: Tensor) -> tuple[int, ...]:
     return (channels * height * width, 1, channels * width, channels)
 
 
-def _warn_if_uncalibrated(
-    model: nn.Module, config: ChannelConfig, is_full: bool, width: Width
-) -> None:
-    records = norm_records(model).values()
-    if not all(not r.lacks_full if is_full else r.is_ready(config) for r in records):
-        warnings.warn(
-            f"extracting width {width} whose batch-norm statistics were not calibrated with these "
-            "weights: it takes the first channels of the full width's. To evaluate it, call "
-            "anywidth.calibrate(model, loader, widths=[...]) before extracting",
-            stacklevel=3,
-        )
-
-
 def own_classes(model: nn.Module) -> None:
     """Give the copies of parametrized modules their own classes, which torch would share.
 
@@ -141,16 +136,6 @@ def own_classes(model: nn.Module) -> None:
             shared = type(module)
             inside = {k: v for k, v in vars(shared).items() if k not in ("__dict__", "__weakref__")}
             module.__class__ = type(shared.__name__, shared.__bases__, inside)
-
-
-def _weight_norm_hooks(model: nn.Module) -> list[tuple[nn.Module, WeightNorm]]:
-    """The hooks of `torch.nn.utils.weight_norm`, which keep a computed weight as an attribute."""
-    return [
-        (module, hook)
-        for module in model.modules()
-        for hook in module._forward_pre_hooks.values()
-        if isinstance(hook, WeightNorm)
-    ]
 
 
 @contextlib.contextmanager
@@ -178,10 +163,12 @@ def _has_graph(value: Any) -> bool:
     return isinstance(value, Tensor) and not value.is_leaf
 
 
+@torch.no_grad()
 def _compute_weights(model: nn.Module) -> None:
-    with torch.no_grad():
-        for module, hook in _weight_norm_hooks(model):
-            setattr(module, hook.name, hook.compute_weight(module))
-        for module in model.modules():
-            for norm in spectral_hooks(module):
-                setattr(module, norm.name, norm.compute_weight(module, do_power_iteration=False))
+    """Hooks of weight norm and spectral norm keep the weight they compute as an attribute."""
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, WeightNorm):
+                setattr(module, hook.name, hook.compute_weight(module))
+            elif isinstance(hook, SpectralNorm):
+                setattr(module, hook.name, hook.compute_weight(module, do_power_iteration=False))

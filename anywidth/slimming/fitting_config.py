@@ -26,6 +26,7 @@ from anywidth.planning.groups import Plan
 from anywidth.planning.held_numbers import held_number
 from anywidth.planning.model_outputs import output_leaves
 from anywidth.planning.modes import evaluating
+from anywidth.planning.part_calls import named_tensors
 from anywidth.width import ChannelConfig
 
 # How many configurations are tried; the first fits most networks.
@@ -214,9 +215,7 @@ class _Search:
 
     def _described(self, network: nn.Module) -> dict[str, Any]:
         """The shapes of a network's tensors, and the attributes that follow the width."""
-        kinds = (network.named_parameters, network.named_buffers)
-        tensors = [item for kind in kinds for item in kind(remove_duplicate=False)]  # tied ones too
-        found: dict[str, Any] = {name: tuple(tensor.shape) for name, tensor in tensors}
+        found: dict[str, Any] = {n: tuple(tensor.shape) for n, tensor in named_tensors(network)}
         modules = dict(network.named_modules())
         for path, key in self.followers:
             found[f"{path}.{key}"] = held_number(modules.get(path), key)

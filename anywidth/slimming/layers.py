@@ -8,6 +8,7 @@ way, but renames entries of `state_dict`.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, NamedTuple, TypeGuard
@@ -19,7 +20,6 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 
 from anywidth.errors import AnywidthError
 from anywidth.planning.cuts import RECORD, Cut, cut_size, take
-from anywidth.slimming.kept_caches import unhook_caches
 from anywidth.slimming.norm_statistics import (
     RUNNING,
     NormRecord,
@@ -29,10 +29,9 @@ from anywidth.slimming.norm_statistics import (
     reading_statistics,
     training_statistics,
 )
-from anywidth.slimming.recomputing import unhook_passes
+from anywidth.slimming.pass_hooks import unhook_passes
 from anywidth.slimming.record import Record, record_of
-from anywidth.slimming.recurrent_layers import RECURRENT
-from anywidth.slimming.spectral_weights import PARAMETRIZED, hooked_vectors
+from anywidth.slimming.spectral_weights import hooked_vectors, narrow_forward
 from anywidth.slimming.unsupported_tools import check_attribute, refuse_scripting
 
 # The child of a batch norm with a scale and bias per switch of a slimmable network. Those tuned
@@ -67,12 +66,18 @@ def dress(module: nn.Module) -> None:
     module.__class__ = _changed_class(kind)
 
 
+def allow_tuned(norm: nn.Module, record: NormRecord) -> None:
+    """Have a norm look for a scale and bias tuned for its current width."""
+    if not record.has_tuned:
+        record.has_tuned = True
+        dress(norm)
+
+
 def widen(module: nn.Module) -> None:
     """Undo `narrow`; the caller restores attributes that were set for a width."""
     record: Record = module.__dict__.pop(RECORD)
     module.__class__ = record.plain
     unhook_passes(module)
-    unhook_caches(module)
     if isinstance(record, NormRecord) and record.switches is not None:
         del module._modules[PRIVATE_AFFINE]
 
@@ -124,11 +129,11 @@ def _changed_class(kind: Kind) -> type[nn.Module]:
         members["__prepare_scriptable__"] = refuse_scripting
         members |= hooked_vectors(kind.tensors, _active_part)
     if is_narrowed and issubclass(plain, nn.RNNBase):
-        members |= RECURRENT
+        members |= _RECURRENT
     if is_narrowed and issubclass(plain, nn.ParameterList):
         members["__getitem__"] = _listed
     if is_narrowed and issubclass(plain, _SpectralNorm):
-        members |= PARAMETRIZED
+        members["forward"] = narrow_forward
     if kind.is_norm:
         members |= {tensor: property(reading_statistics(tensor)) for tensor in RUNNING}
         members["_load_from_state_dict"] = loading_statistics(plain)
@@ -245,25 +250,17 @@ def _setting_active_part(
         check_attribute(name)
         if isinstance(record, NormRecord) and record.assign(self, name, value):
             return
-        if name in tensors and not _can_hold(self, name, value):
+        is_held = name in self._parameters or name in self._buffers
+        if name in tensors and not (is_held or isinstance(value, nn.Parameter)):
             raise _taken_away(self, name)
         whole = self._buffers.get(name) if name in tensors else None
-        if whole is None or not isinstance(value, Tensor) or value.shape == whole.shape:
+        if whole is not None and _is_active_part(value, whole, record.cuts.get(name, {})):
+            with torch.no_grad():
+                _put(whole, value, record.cuts[name])
+        else:
             plain.__setattr__(self, name, value)
-            return
-        cuts = record.cuts[name]
-        if value.shape != _active_shape(whole, cuts):
-            plain.__setattr__(self, name, value)
-            return
-        with torch.no_grad():
-            _put(whole, value, cuts)
 
     return set_attribute
-
-
-def _can_hold(module: nn.Module, name: str, value: Any) -> bool:
-    is_held = name in module._parameters or name in module._buffers
-    return is_held or isinstance(value, nn.Parameter)
 
 
 def _taken_away(module: nn.Module, name: str) -> AnywidthError:
@@ -274,9 +271,12 @@ def _taken_away(module: nn.Module, name: str) -> AnywidthError:
     )
 
 
-def _active_shape(whole: Tensor, cuts: dict[int, Cut]) -> tuple[int, ...]:
+def _is_active_part(value: Any, whole: Tensor, cuts: dict[int, Cut]) -> bool:
+    """Whether a value has the shape of the active part of a tensor, and not that of all of it."""
+    if not isinstance(value, Tensor) or value.shape == whole.shape:
+        return False
     sizes = {axis: cut_size(cut) for axis, cut in cuts.items()}
-    return tuple(sizes.get(axis, size) for axis, size in enumerate(whole.shape))
+    return value.shape == tuple(sizes.get(axis, size) for axis, size in enumerate(whole.shape))
 
 
 def _put(whole: Tensor, part: Tensor, cuts: dict[int, Cut]) -> None:
@@ -307,3 +307,41 @@ def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
     if isinstance(record, NormRecord):
         record.map(fn)
     return record.plain._apply(self, fn, recurse)
+
+
+# ---- recurrent layers, which keep a list of their weights ---------------------------------------
+
+
+def _flat_weights(self: Any) -> list[Tensor | None]:
+    return [getattr(self, name, None) for name in self._flat_weights_names]
+
+
+def _keep_whole(self: Any, _: Any) -> None:
+    """The list that a plain layer will have again holds the parameters themselves."""
+    self.__dict__["_flat_weights"] = [self._parameters.get(n) for n in self._flat_weights_names]
+
+
+def _weights_have_changed(self: Any) -> bool:
+    return False  # the list is made at each call
+
+
+def _flatten_parameters(self: Any) -> None:
+    """cuDNN wants all weights side by side in memory, which parts of them are not."""
+    if all(a is b for a, b in zip(self._flat_weights, self.__dict__["_flat_weights"], strict=True)):
+        nn.RNNBase.flatten_parameters(self)
+
+
+def _set_state(self: Any, state: dict[str, Any]) -> None:
+    """A copy is made of parts, which must not be cut again."""
+    nn.Module.__setstate__(self, state)
+    _keep_whole(self, None)
+    kept = self.__dict__["_flat_weights"]
+    self.__dict__["_flat_weight_refs"] = [None if w is None else weakref.ref(w) for w in kept]
+
+
+_RECURRENT: dict[str, Any] = {
+    "_flat_weights": property(_flat_weights, _keep_whole),
+    "_weights_have_changed": _weights_have_changed,
+    "flatten_parameters": _flatten_parameters,
+    "__setstate__": _set_state,
+}

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -89,23 +90,23 @@ class Statistics:
             self.made_with = OUTDATED if is_old else now
 
 
+@dataclass(eq=False, repr=False)
 class NormRecord(Record):
     """The record of a norm: its statistics by width, and its current width."""
 
-    def __init__(self, plain: type[nn.Module], tensors: tuple[str, ...] = ()) -> None:
-        super().__init__(plain, tensors)
-        self.bank: dict[ChannelConfig, Statistics] = {}
-        self.config: ChannelConfig | None = None
-        self.is_full = True
-        self.label: float | None = None
-        self.lacks_full = False  # the buffers are not of these weights: an average has no others
-        self.is_lenient = False
-        self.uses_batches = False  # each batch is normalised by its own statistics
-        self.is_calibrating = False  # in training mode, but only for statistics
-        # Configuration → index of its private scale and bias (`switchable.py`); None without any.
-        self.switches: dict[ChannelConfig, int] | None = None
-        self.has_tuned = False  # whether a width has, or had, a scale and bias tuned for it
-        self.weights = Weights(None)  # of the network that the norm is part of
+    bank: dict[ChannelConfig, Statistics] = field(default_factory=dict)
+    config: ChannelConfig | None = None
+    is_full: bool = True
+    label: float | None = None
+    lacks_full: bool = False  # the buffers are not of these weights: an average has no others
+    is_lenient: bool = False
+    uses_batches: bool = False  # each batch is normalised by its own statistics
+    is_calibrating: bool = False  # in training mode, but only for statistics
+    # Configuration → index of its private scale and bias (`switchable.py`); None without any.
+    switches: dict[ChannelConfig, int] | None = None
+    has_tuned: bool = False  # whether a width has, or had, a scale and bias tuned for it
+    # Of the network that the norm is part of.
+    weights: Weights = field(default_factory=lambda: Weights(None))
 
     def __getstate__(self) -> dict[str, Any]:
         self.settle()  # a copy may get other weights
@@ -262,6 +263,12 @@ def norm_records(model: nn.Module) -> dict[nn.Module, NormRecord]:
     return {module: record for module, record in found if record is not None}
 
 
+def scaled_norms(model: nn.Module) -> dict[nn.Module, NormRecord]:
+    """Those of them that have a scale."""
+    found = norm_records(model).items()
+    return {norm: rec for norm, rec in found if norm._parameters.get("weight") is not None}
+
+
 def is_initial(norm: nn.Module) -> bool:
     """Whether the full width's statistics are those that a new norm starts with.
 
@@ -293,13 +300,9 @@ def new_statistics(norm: nn.Module, label: float | None, is_tracked: bool = Fals
         )
 
 
-def tracked_statistics(model: nn.Module, config: ChannelConfig | None = None) -> list[Statistics]:
-    """The statistics of all widths except the full one, which has them in its buffers.
-
-    With `config`, only those of one configuration.
-    """
-    banks = [record.bank for record in norm_records(model).values()]
-    return [e for bank in banks for c, e in bank.items() if config is None or c == config]
+def tracked_statistics(model: nn.Module) -> list[Statistics]:
+    """The statistics of all widths except the full one, which has them in its buffers."""
+    return [entry for record in norm_records(model).values() for entry in record.bank.values()]
 
 
 def running_statistics(model: nn.Module, configs: Collection[ChannelConfig]) -> list[Tensor]:
@@ -326,37 +329,33 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
             entry.ready, entry.made_with, entry.affine = values
 
 
-@contextlib.contextmanager
-def batch_statistics(model: nn.Module) -> Iterator[None]:
+def batch_statistics(model: nn.Module) -> AbstractContextManager[None]:
     """Normalise every batch by its own statistics, at every width, and keep none of them.
 
     For comparing many configurations without calibrating each.
     """
-    records = norm_records(model).values()
-    for record in records:
-        record.uses_batches = True
-    try:
-        yield
-    finally:
-        for record in records:
-            record.uses_batches = False
+    return set_on_norms(model, "uses_batches")
 
 
-@contextlib.contextmanager
-def uncalibrated_allowed(model: nn.Module) -> Iterator[None]:
+def uncalibrated_allowed(model: nn.Module) -> AbstractContextManager[None]:
     """Evaluate widths without statistics with those of full width, cut to their channels.
 
     For checks, and to show the effect of calibration; the accuracy is poor.
     """
-    records = norm_records(model).values()
-    before = [record.is_lenient for record in records]
-    for record in records:
-        record.is_lenient = True
+    return set_on_norms(model, "is_lenient")
+
+
+@contextlib.contextmanager
+def set_on_norms(model: nn.Module, flag: str) -> Iterator[None]:
+    """A flag of every norm's record is true inside a `with` block."""
+    before = [(record, getattr(record, flag)) for record in norm_records(model).values()]
+    for record, _ in before:
+        setattr(record, flag, True)
     try:
         yield
     finally:
-        for record, was_lenient in zip(records, before, strict=True):
-            record.is_lenient = was_lenient
+        for record, value in before:
+            setattr(record, flag, value)
 
 
 def reading_statistics(name: str) -> Callable[[nn.Module], Tensor | None]:
@@ -402,16 +401,15 @@ def loading_statistics(plain: type[nn.Module]) -> Callable[..., None]:
 
     def load(self: nn.Module, *arguments: Any) -> None:
         record: NormRecord = self.__dict__[RECORD]
-        names = ("running_mean", "running_var")
-        held = [self._buffers[name] for name in names]
-        values = [None if tensor is None else tensor.clone() for tensor in held]
+        held = {name: self._buffers[name] for name in ("running_mean", "running_var")}
+        before = {name: tensor.clone() for name, tensor in held.items() if tensor is not None}
         is_full, record.is_full = record.is_full, True  # a state_dict has the full width
         try:
             plain._load_from_state_dict(self, *arguments)
         finally:
             record.is_full = is_full
         record.lacks_full = False
-        if not all(_is_same(self._buffers[n], v) for n, v in zip(names, values, strict=True)):
+        if not all(_is_same(self._buffers[name], value) for name, value in before.items()):
             for entry in record.bank.values():
                 entry.ready = entry.ready and entry.made_with is not None
         record.weights.forget()
@@ -433,8 +431,7 @@ def training_statistics(plain: type[nn.Module]) -> Callable[..., Any]:
     return train
 
 
-def _is_same(tensor: Tensor | None, value: Tensor | None) -> bool:
-    if tensor is None or value is None:
-        return tensor is value
-    is_comparable = tensor.device == value.device and not tensor.is_meta
-    return is_comparable and tensor.dtype == value.dtype and torch.equal(tensor, value)
+def _is_same(tensor: Tensor | None, value: Tensor) -> bool:
+    if tensor is None or tensor.is_meta or tensor.device != value.device:
+        return False
+    return tensor.dtype == value.dtype and torch.equal(tensor, value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -21,9 +21,6 @@ class Views(dict[str, Tensor]):
     Only views are kept, never copies, so they cannot become stale; a copied or pickled module
     starts without any.
     """
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Views:
-        return Views()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Views, ()
@@ -56,6 +53,7 @@ UNUSED = ThreadUse()
 """Of modules that are not part of a network yet."""
 
 
+@dataclass(eq=False, repr=False)
 class Record:
     """The record of one converted module; norms have a `norm_statistics.NormRecord`.
 
@@ -64,15 +62,14 @@ class Record:
         tensors: parameters and buffers of which the module sees only the active part.
     """
 
-    def __init__(self, plain: type[nn.Module], tensors: tuple[str, ...] = ()) -> None:
-        self.plain = plain
-        self.tensors = tensors
-        self.cuts: dict[str, dict[int, Cut]] = {}  # of each tensor, by axis
-        self.scales: dict[str, float] = {}  # factors of tensors (output averaging)
-        self.views = Views()
-        self.use = UNUSED
-        self.fast: FastPath | None = None
-        self.network: SlimmableState | None = None  # only for the root of the converted network
+    plain: type[nn.Module]
+    tensors: tuple[str, ...] = ()
+    cuts: dict[str, dict[int, Cut]] = field(default_factory=dict)  # of each tensor, by axis
+    scales: dict[str, float] = field(default_factory=dict)  # factors of tensors (output averaging)
+    views: Views = field(default_factory=Views)
+    use: ThreadUse = UNUSED
+    fast: FastPath | None = None
+    network: SlimmableState | None = None  # only for the root of the converted network
 
     def cut(self, tensor: str, axis: int) -> Cut | None:
         """The active part of one axis; None if it is always whole."""
@@ -87,6 +84,12 @@ class Record:
 def record_of(module: nn.Module) -> Record | None:
     """The record of a converted module; None for any other."""
     return module.__dict__.get(RECORD)
+
+
+def network_state(module: nn.Module) -> SlimmableState | None:
+    """The state of a converted network; None for its layers, and for any other module."""
+    record = record_of(module)
+    return None if record is None else record.network
 
 
 def plain_class(module: nn.Module) -> type[nn.Module]:

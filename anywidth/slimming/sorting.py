@@ -16,14 +16,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from anywidth.errors import AnywidthError
-from anywidth.planning.cuts import held_tensor, is_converted
+from anywidth.planning.cuts import is_converted
 from anywidth.planning.example_inputs import example_inputs
 from anywidth.planning.groups import Plan
 from anywidth.planning.modes import evaluating
-from anywidth.planning.part_calls import record_calls
+from anywidth.planning.part_calls import named_tensors, record_calls
 from anywidth.planning.parts import Axis
+from anywidth.planning.plain_tensors import tables_as_buffers
 from anywidth.planning.trace import plan as make_plan
-from anywidth.slimming.verifying.trial import TOLERANCE, difference, run
+from anywidth.slimming.verifying.part_outputs import difference
+from anywidth.slimming.verifying.trial import TOLERANCE, run
 
 Orders = dict[str, Tensor]
 
@@ -69,21 +71,32 @@ def sort_channels(
                 "plan=anywidth.plan(model, x)"
             )
         plan = make_plan(model, example_input)
-    orders = _orders(model, plan, importance)
-    probe = _stirred_copy(model)
+    with tables_as_buffers(model):
+        orders = _orders(model, plan, importance)
+        _check_order(_stirred_copy(model), plan, orders)
+        _permute(model, plan, orders)
+
+
+def _check_order(probe: nn.Module, plan: Plan, orders: Orders) -> None:
+    """Raise if sorting changes the output of a network."""
     with evaluating(probe):
         output = _outputs(probe, plan)
         before = output()
-        _permute(probe, plan, orders)
-        if not _is_same(output(), before):
-            _permute(probe, plan, _inverse(orders))
-            culprit = _culprit(probe, plan, orders, output, before)
+
+        def changes_output(orders: Orders) -> bool:
+            _permute(probe, plan, orders)
+            is_same = _is_same(output(), before)
+            _permute(probe, plan, {name: torch.argsort(order) for name, order in orders.items()})
+            return not is_same
+
+        if changes_output(orders):
+            alone = (name for name, order in orders.items() if changes_output({name: order}))
+            culprit = next(alone, next(iter(orders)))
             raise AnywidthError(
                 f"group {culprit!r} cannot be sorted: its channels are told apart by their place, "
                 f"so the output changes. Leave it out with plan.pin({culprit!r}); to narrow it "
                 "nevertheless, sort with a pinned plan.copy()"
             )
-    _permute(model, plan, orders)
 
 
 def channel_importance(model: nn.Module, plan: Plan) -> dict[str, Tensor]:
@@ -92,8 +105,9 @@ def channel_importance(model: nn.Module, plan: Plan) -> dict[str, Tensor]:
         name: torch.zeros(group.channels // group.unit, dtype=torch.float64)
         for name, group in plan.groups.items()
     }
+    held = dict(named_tensors(model))
     for name in plan.parameters:
-        tensor = _tensor(model, name)
+        tensor = held[name]
         if tensor.dim() < 2:
             continue  # biases and norms say little about the importance of a channel
         squares = tensor.detach().double().cpu().square()
@@ -139,8 +153,9 @@ def _orders(model: nn.Module, plan: Plan, importance: Mapping[str, Tensor] | Non
 
 @torch.no_grad()
 def _permute(model: nn.Module, plan: Plan, orders: Orders) -> None:
+    held = dict(named_tensors(model))
     for name, axes in plan.tensors.items():
-        tensor = _tensor(model, name)
+        tensor = held[name]
         for index, axis in enumerate(axes):
             order = _entries(plan, axis, orders)
             if order is not None:
@@ -189,35 +204,7 @@ def _outputs(model: nn.Module, plan: Plan) -> Callable[[], Any]:
     return lambda: run(calls.of(model), calls.copied())
 
 
-def _culprit(
-    model: nn.Module, plan: Plan, orders: Orders, output: Callable[[], Any], before: Any
-) -> str:
-    """The first group that changes the output when it is sorted alone."""
-    for name, order in orders.items():
-        alone = {name: order}
-        _permute(model, plan, alone)
-        is_same = _is_same(output(), before)
-        _permute(model, plan, _inverse(alone))
-        if not is_same:
-            return name
-    return next(iter(orders))
-
-
-def _inverse(orders: Orders) -> Orders:
-    return {name: torch.argsort(order) for name, order in orders.items()}
-
-
 def _is_same(one: Any, other: Any) -> bool:
-    sizes = [float(x.abs().max()) for x in tree_leaves(one) if _has_values(x)]
+    tensors = [x for x in tree_leaves(one) if isinstance(x, Tensor) and x.is_floating_point()]
+    sizes = [float(x.abs().max()) for x in tensors if x.numel() > 0]
     return difference(one, other) <= TOLERANCE * min(1.0, max(sizes, default=1.0))
-
-
-def _has_values(output: Any) -> bool:
-    return isinstance(output, Tensor) and output.is_floating_point() and output.numel() > 0
-
-
-def _tensor(model: nn.Module, name: str) -> Tensor:
-    path, _, key = name.rpartition(".")
-    tensor = held_tensor(model.get_submodule(path), key)
-    assert tensor is not None
-    return tensor

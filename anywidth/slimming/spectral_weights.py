@@ -43,7 +43,7 @@ def _hooked_vector(stem: str, end: str, part: Callable[[str], Part]) -> Part:
     return vector
 
 
-def _forward(self: Any, weight: Tensor) -> Tensor:
+def narrow_forward(self: Any, weight: Tensor) -> Tensor:
     """`_SpectralNorm.forward` for the active part of a weight."""
     record: Any = record_of(self)
     if not _is_narrow(self):
@@ -52,9 +52,6 @@ def _forward(self: Any, weight: Tensor) -> Tensor:
     matrix = self._reshape_weight_to_matrix(weight)
     left, right = singular_vectors(matrix, self._v, self.eps)
     return weight / torch.vdot(left, torch.mv(matrix, right))
-
-
-PARAMETRIZED: dict[str, Any] = {"forward": _forward}
 
 
 def _is_narrow(norm: Any) -> bool:

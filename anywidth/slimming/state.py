@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterator
-from copy import deepcopy
+from functools import lru_cache
 from numbers import Real
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from anywidth.errors import AnywidthError
-from anywidth.planning.cuts import Cut, cut, cut_size, held_tensor
+from anywidth.planning.cuts import Cut, cut, cut_size
 from anywidth.planning.groups import AttributeSlot, Axis, Plan, Segment
 from anywidth.planning.held_numbers import held_number, with_entry, with_numbers
 from anywidth.planning.kept_results import forget_results, result_holders
+from anywidth.planning.part_calls import named_tensors
 from anywidth.slimming.fingerprints import Weights
 from anywidth.slimming.layers import is_narrowed
 from anywidth.slimming.norm_statistics import norm_records
-from anywidth.slimming.record import record_of
+from anywidth.slimming.record import network_state, record_of
 from anywidth.slimming.thread_use import Thread, ThreadUse
 from anywidth.width import ChannelConfig, Width
 
@@ -27,11 +28,12 @@ from anywidth.width import ChannelConfig, Width
 MOST_WIDTHS = 4096
 MOST_CONFIGS = 512
 
-# The values of one module at a configuration: cuts, scales, attributes, and the numbers in each
-# configuration that it holds.
-Values = tuple[
-    dict[str, dict[int, Cut]], dict[str, float], dict[str, Any], dict[str, dict[str, Any]]
-]
+Segments = tuple[Segment, ...]
+"""An axis that narrows."""
+
+# The values of one module at a configuration: cuts, scales, and the numbers in each configuration
+# that it holds; under "" its own attributes.
+Values = tuple[dict[str, dict[int, Cut]], dict[str, float], dict[str, dict[str, Any]]]
 
 
 class SlimmableState:
@@ -45,45 +47,23 @@ class SlimmableState:
         self.before_backward: Width | None = None  # while backward has set another
         self.weights = Weights(None)
         self.use = ThreadUse()
-        self._configs: dict[float, ChannelConfig] = {}
+        self._resolve = lru_cache(MOST_WIDTHS)(plan.resolve)
         self._lattices: dict[Hashable, list[ChannelConfig]] = {}
         self.norms_outside: list[nn.Module] = []  # in the model that contains this network
         # What modules hold at full width, by their path and the attribute's name.
         self.configurations: dict[tuple[str, str], Any] = {}
         self.tables: list[str] = []  # plain attributes that conversion made buffers of
         self._layout: Layout | None = None
-        self._values: dict[ChannelConfig, list[Values]] = {}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SlimmableState:
-        # The layout points at the modules of the original.
-        copy = SlimmableState(deepcopy(self.plan), self.average_outputs)
-        copy.config, copy.width = self.config, self.width
-        copy.weights = deepcopy(self.weights, memo)
-        copy.use = deepcopy(self.use, memo)
-        copy.norms_outside = deepcopy(self.norms_outside, memo)
-        copy.configurations = deepcopy(self.configurations, memo)
-        copy.tables = list(self.tables)
-        return copy
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """For `copy.deepcopy` and `pickle`: the layout points at the modules of the original."""
         names = ("config", "width", "weights", "use", "norms_outside", "configurations", "tables")
         rest = {name: getattr(self, name) for name in names}
         return SlimmableState, (self.plan, self.average_outputs), rest
 
     def resolve(self, width: Width) -> ChannelConfig:
-        if isinstance(width, ChannelConfig):
-            return width if width in self._values else self.plan.resolve(width)
-        if not isinstance(width, Real):
-            return self.plan.resolve(width)
-        if width not in self._configs:
-            if len(self._configs) >= MOST_WIDTHS:
-                self._configs.clear()
-            self._configs[width] = self.plan.resolve(width)
-        return self._configs[width]
-
-    def lattice(self, count: int | None = None) -> list[ChannelConfig]:
-        """`plan.lattice`, cached: training draws from it at every step."""
-        return self.cached(count, lambda plan: plan.lattice(count))
+        is_hashable = isinstance(width, Real | ChannelConfig)
+        return self._resolve(width) if is_hashable else self.plan.resolve(width)
 
     def cached(
         self, key: Hashable, make: Callable[[Plan], list[ChannelConfig]]
@@ -135,14 +115,10 @@ class SlimmableState:
                 norm.weights = self.weights
             for record in filter(None, map(record_of, self._layout.modules)):
                 record.use = self.use
-        if config not in self._values:
-            if len(self._values) >= MOST_CONFIGS:
-                self._values.clear()
-            self._values[config] = self._layout.values(config)
         label = self.plan.widths.fraction(width) if isinstance(width, Real) else None
         if config != self.config:
             forget_results(self._layout.results)
-        self._layout.write(self._values[config], config, config == self.plan.full, label)
+        self._layout.write(config, config == self.plan.full, label)
         self.weights.verdict, self.weights.is_stale = None, False
         if model.training:
             self.weights.trainings.count += 1
@@ -166,28 +142,22 @@ class SlimmableState:
 
     def forget(self) -> None:
         """Drop everything computed from the plan; call this when the plan changes."""
-        self._configs.clear()
+        self._resolve.cache_clear()
         self._lattices.clear()
-        self._values.clear()
         self._layout = None
 
 
 def state_of(model: nn.Module) -> SlimmableState:
     """The state of a converted network; raises for any other."""
-    state = _state(model)
+    state = network_state(model) if isinstance(model, nn.Module) else None
     if state is None:
         hint = ": call anywidth.slimmable(model, plan) first"
         modules = model.named_modules() if isinstance(model, nn.Module) else ()
-        parts = [path for path, module in modules if _state(module) is not None]
+        parts = [path for path, module in modules if network_state(module) is not None]
         if parts:
             hint = f" as a whole, but {parts[0]!r} in it has: pass model.{parts[0]}"
         raise AnywidthError(f"{type(model).__name__} has not been converted{hint}")
     return state
-
-
-def _state(model: Any) -> SlimmableState | None:
-    record = record_of(model) if isinstance(model, nn.Module) else None
-    return None if record is None else record.network
 
 
 class Layout:
@@ -195,20 +165,19 @@ class Layout:
 
     def __init__(self, model: nn.Module, state: SlimmableState) -> None:
         self.plan = plan = state.plan
-        self._axes: dict[tuple[Segment, ...], int] = {}
-        # Per module: the id of an axis by tensor and axis, by tensor, and by attribute.
-        self._cuts: dict[nn.Module, dict[str, dict[int, int]]] = {}
-        self._scales: dict[nn.Module, dict[str, tuple[int, float]]] = {}
-        self._sizes: dict[nn.Module, list[tuple[AttributeSlot, int]]] = {}
+        # Per module: the axes that narrow of each tensor, the axis that scales it, and attributes.
+        self._cuts: dict[nn.Module, dict[str, dict[int, Segments]]] = {}
+        self._scales: dict[nn.Module, dict[str, tuple[Segments, float]]] = {}
+        self._sizes: dict[nn.Module, list[AttributeSlot]] = {}
         for name, owner, key in tensor_owners(model, plan):
             axes = enumerate(plan.tensors[name])
-            elastic = {index: self._id(axis) for index, axis in axes if axis is not None}
+            elastic = {index: axis for index, axis in axes if axis is not None}
             self._cuts.setdefault(owner, {})[key] = elastic
             followed, power = plan.scales.get(name, (None, 0.0))
             if state.average_outputs and name in plan.inputs:
                 followed, power = input_axis(plan, name), -1.0
             if followed is not None:
-                self._scales.setdefault(owner, {})[key] = (self._id(followed), power)
+                self._scales.setdefault(owner, {})[key] = (followed, power)
         self._configurations: dict[tuple[nn.Module, str], Any] = {}
         for slot in plan.attributes:
             module = model.get_submodule(slot.module)
@@ -217,30 +186,29 @@ class Layout:
                 held = getattr(module, holder)
                 whole = state.configurations.setdefault((slot.module, holder), held)
                 self._configurations[module, holder] = whole
-            self._sizes.setdefault(module, []).append((slot, self._id(slot.axis)))
+            self._sizes.setdefault(module, []).append(slot)
         narrowed = [module for module in self._cuts if is_narrowed(module)]
         self.modules = list(dict.fromkeys([*narrowed, *self._sizes]))
         self.results = result_holders(model)
         modules = [model, *state.norms_outside]
         self.norms = [record for one in modules for record in norm_records(one).values()]
-        self._full = [plan.axis_size(axis, plan.full) for axis in self._axes]
+        all_axes = {axis for tensor in plan.tensors.values() for axis in tensor if axis is not None}
+        all_axes |= {slot.axis for slot in plan.attributes}
+        all_axes |= {axis for axis, _ in plan.scales.values()}
+        self._full = {axis: plan.axis_size(axis, plan.full) for axis in all_axes}
+        self._values_at = lru_cache(MOST_CONFIGS)(self._values)
 
-    def _id(self, axis: tuple[Segment, ...]) -> int:
-        return self._axes.setdefault(axis, len(self._axes))
-
-    def values(self, config: ChannelConfig) -> list[Values]:
-        """The values of each module at a configuration, for `write`."""
-        cuts = [cut(self.plan, axis, config) for axis in self._axes]
-        sizes = [cut_size(cut) for cut in cuts]
+    def _values(self, config: ChannelConfig) -> list[Values]:
+        cuts = {axis: cut(self.plan, axis, config) for axis in self._full}
+        sizes = {axis: cut_size(cut) for axis, cut in cuts.items()}
         found: list[Values] = []
         for module in self.modules:
             tensors, scaled = self._cuts.get(module, {}), self._scales.get(module, {})
-            attributes: dict[str, Any] = {}
-            inside: dict[str, dict[str, Any]] = {}
-            for slot, axis in self._sizes.get(module, ()):
-                value: Any = slot.value(sizes[axis], self._full[axis])
+            attributes: dict[str, dict[str, Any]] = {}
+            for slot in self._sizes.get(module, ()):
+                value: Any = slot.value(sizes[slot.axis], self._full[slot.axis])
                 holder, _, key = slot.attribute.rpartition(".")
-                numbers = inside.setdefault(holder, {}) if holder else attributes
+                numbers = attributes.setdefault(holder, {})
                 if slot.index is not None:
                     held = numbers.get(key, held_number(module, slot.attribute))
                     value = with_entry(held, slot.index, value)
@@ -250,20 +218,21 @@ class Layout:
                     {key: {i: cuts[axis] for i, axis in ax.items()} for key, ax in tensors.items()},
                     {k: (self._full[axis] / sizes[axis]) ** -p for k, (axis, p) in scaled.items()},
                     attributes,
-                    inside,
                 )
             )
         return found
 
-    def write(
-        self, values: list[Values], config: ChannelConfig, is_full: bool, label: float | None
-    ) -> None:
-        for module, (cuts, scales, attributes, inside) in zip(self.modules, values, strict=True):
+    def write(self, config: ChannelConfig, is_full: bool, label: float | None) -> None:
+        """Set all modules to a configuration; `label` is the width as the user gave it."""
+        values = self._values_at(config)
+        for module, (cuts, scales, attributes) in zip(self.modules, values, strict=True):
             record = record_of(module)
             if record is not None:
                 record.set(cuts, scales)
-            module.__dict__.update(attributes)
-            for holder, numbers in inside.items():
+            for holder, numbers in attributes.items():
+                if not holder:
+                    module.__dict__.update(numbers)
+                    continue
                 whole = self._configurations[module, holder]
                 module.__dict__[holder] = whole if is_full else with_numbers(whole, numbers)
         for norm in self.norms:
@@ -287,11 +256,8 @@ def tensor_owners(model: nn.Module, plan: Plan) -> list[tuple[str, nn.Module, st
 
     A tensor shared by several modules has one name in the plan and several owners here.
     """
-    by_identity: dict[int, str] = {}
-    for name in plan.tensors:
-        tensor = _tensor(model, name)
-        if tensor is not None:
-            by_identity[id(tensor)] = name
+    held = dict(named_tensors(model))
+    by_identity = {id(held[name]): name for name in plan.tensors if name in held}
     return [
         (by_identity[id(tensor)], module, key)
         for module in model.modules()
@@ -308,7 +274,7 @@ def check_layers(model: nn.Module) -> None:
     paths = {module: path for path, module in model.named_modules()}
     owners = [owner for name, owner, _ in tensor_owners(model, plan) if name in elastic]
     replaced = [paths[owner] for owner in owners if not is_narrowed(owner)]
-    gone = sorted(name for name in elastic if _tensor(model, name) is None)
+    gone = sorted(elastic.difference(name for name, _ in named_tensors(model)))
     replaced += [name.rpartition(".")[0] for name in gone]
     for path in replaced:
         raise AnywidthError(
@@ -316,12 +282,3 @@ def check_layers(model: nn.Module) -> None:
             "example by SyncBatchNorm.convert_sync_batchnorm. Replace layers first, then call "
             "anywidth.slimmable"
         )
-
-
-def _tensor(model: nn.Module, name: str) -> Tensor | None:
-    """A parameter or buffer by its name; None if its module is gone."""
-    *path, key = name.split(".")
-    module: nn.Module | None = model
-    for step in path:
-        module = None if module is None else module._modules.get(step)
-    return None if module is None else held_tensor(module, key)

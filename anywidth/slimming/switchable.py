@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from anywidth.errors import AnywidthError
 from anywidth.slimming.convert import at_width
 from anywidth.slimming.layers import PRIVATE_AFFINE, dress
-from anywidth.slimming.norm_statistics import norm_records
+from anywidth.slimming.norm_statistics import scaled_norms
 from anywidth.slimming.state import state_of
 from anywidth.width import Width
 
@@ -35,11 +35,7 @@ def add_private_affine(model: nn.Module, switches: Sequence[Width]) -> None:
     state = state_of(model)
     configs = [state.resolve(width) for width in switches]
     narrow = [config for config in configs if config != state.plan.full]
-    norms = {
-        norm: record
-        for norm, record in norm_records(model).items()
-        if norm._parameters.get("weight") is not None
-    }
+    norms = scaled_norms(model)
     if not norms:
         raise AnywidthError(
             "this network has no batch norm with a scale, so there is nothing to add"

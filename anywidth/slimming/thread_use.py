@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 import threading
+import traceback
+from collections import Counter
 from contextvars import ContextVar
 from typing import Any
 
@@ -48,12 +50,9 @@ class ThreadUse:
         self.lock = threading.RLock()
         self.block: Block | None = None  # the innermost one
         self._blocks: list[Block] = []
-        self._passes: dict[int, int] = {}  # by thread: how many of them have begun
+        self._passes = Counter[int]()  # by thread: how many of them have begun
         self._changes = 0
         self._local = threading.local()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ThreadUse:
-        return memo.setdefault(id(self), ThreadUse())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ThreadUse, ()
@@ -90,14 +89,11 @@ class ThreadUse:
                         "another thread has set another width since this thread called "
                         "anywidth.set_width"
                     )
-            self._passes[thread.ident] = self._passes.get(thread.ident, 0) + 1
+            self._passes[thread.ident] += 1
 
     def end_pass(self) -> None:
-        ident = threading.get_ident()
         with self.lock:
-            count = self._passes.pop(ident, 0)
-            if count > 1:
-                self._passes[ident] = count - 1
+            self._passes -= Counter([threading.get_ident()])  # which keeps no count of 0
 
     def change(self, network: nn.Module, thread: Thread | None = None) -> None:
         """Before the width is written, with the lock."""
@@ -147,13 +143,12 @@ class ThreadUse:
 
 def _is_running(network: nn.Module, ident: int) -> bool:
     """Whether a thread is inside a call of a network."""
-    frame = sys._current_frames().get(ident)
-    while frame is not None:
-        is_call = frame.f_code is nn.Module._call_impl.__code__
-        if is_call and frame.f_locals.get("self") is network:
-            return True
-        frame = frame.f_back
-    return False
+    innermost = sys._current_frames().get(ident)
+    call = nn.Module._call_impl.__code__
+    return innermost is not None and any(
+        frame.f_code is call and frame.f_locals.get("self") is network
+        for frame, _ in traceback.walk_stack(innermost)
+    )
 
 
 def _refused(reason: str) -> AnywidthError:

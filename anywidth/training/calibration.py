@@ -28,6 +28,7 @@ from anywidth.slimming.norm_statistics import (
     new_statistics,
     norm_record,
     norm_records,
+    set_on_norms,
     tracked_statistics,
 )
 from anywidth.slimming.state import check_layers, state_of
@@ -103,9 +104,9 @@ def calibrate(
         return
     group = members(process_group)
     mine = list(labels) if group is None else list(labels)[group.rank() :: group.size()]
-    fresh = {config: empty_statistics(model, norms, config, labels[config]) for config in mine}
+    fresh = {config: empty_statistics(model, config, labels[config]) for config in mine}
     with (
-        collecting(model, norms, fresh),
+        collecting(model, fresh),
         _NormHooks(norms, None if method == "exact" else momentum) as hooks,
         torch.no_grad(),
     ):
@@ -133,9 +134,9 @@ def calibrate(
     if seen == 0:
         raise AnywidthError("calibrate() got no data: the loader is empty")
     if group is not None:
-        _share(model, norms, labels, fresh, group)
+        _share(model, labels, fresh, group)
     _check_finite(model, labels, fresh)
-    _store(model, norms, labels, fresh)
+    _store(model, labels, fresh)
 
 
 def _check_options(method: str, samples: Any, momentum: Any, forward: Any) -> None:
@@ -152,11 +153,11 @@ def _check_options(method: str, samples: Any, momentum: Any, forward: Any) -> No
         raise AnywidthError(f"momentum={momentum!r}: expected a number above 0, at most 1")
 
 
-def _store(model: nn.Module, norms: Norms, configs: Iterable[ChannelConfig], fresh: Fresh) -> None:
+def _store(model: nn.Module, configs: Iterable[ChannelConfig], fresh: Fresh) -> None:
     """Keep new statistics; they belong to the present weights."""
     state = state_of(network_in(model))
     made_with = state.weights.fingerprint()
-    for config, (norm, record) in itertools.product(configs, norms.items()):
+    for config, (norm, record) in itertools.product(configs, norm_records(model).items()):
         entry, is_full = fresh[config][norm], config == state.plan.full
         if not entry.num_batches_tracked:  # no pass used it, as in heads for training
             if is_full or record.is_ready(config):
@@ -204,8 +205,9 @@ def is_full_width_new(model: nn.Module) -> bool:
 
 
 def empty_statistics(
-    model: nn.Module, norms: Norms, config: ChannelConfig, label: float | None
+    model: nn.Module, config: ChannelConfig, label: float | None = None
 ) -> dict[nn.Module, Statistics]:
+    norms = norm_records(model)
     with at_width(model, config):
         found = {norm: new_statistics(norm, label, is_tracked=True) for norm in norms}
     for norm, record in norms.items():
@@ -236,15 +238,14 @@ def _finding_last_norm(model: nn.Module, weights: Weights, is_first: bool) -> It
 
 
 @contextlib.contextmanager
-def collecting(model: nn.Module, norms: Norms, fresh: Fresh) -> Iterator[None]:
+def collecting(model: nn.Module, fresh: Fresh) -> Iterator[None]:
     """Norms are in training mode and write to new statistics; all else is in evaluation mode."""
+    norms = norm_records(model)
     before = {n: (record.bank, dict(n._buffers), n.momentum) for n, record in norms.items()}
     state = state_of(network_in(model))
-    with at_width(model, state.width), evaluating(model):
+    with at_width(model, state.width), evaluating(model), set_on_norms(model, "is_calibrating"):
         for norm, record in norms.items():
             norm.train()
-            record.is_calibrating = True
-        for norm, record in norms.items():
             record.bank = {config: entries[norm] for config, entries in fresh.items()}
             if state.plan.full in record.bank:
                 full = record.bank[state.plan.full]
@@ -255,7 +256,6 @@ def collecting(model: nn.Module, norms: Norms, fresh: Fresh) -> Iterator[None]:
             for norm, record in norms.items():
                 record.bank, buffers, norm.momentum = before[norm]
                 norm._buffers.update(buffers)
-                record.is_calibrating = False
 
 
 class _NormHooks(contextlib.ExitStack):
@@ -303,7 +303,6 @@ def _count(norm: nn.Module, arguments: tuple[Tensor, ...]) -> None:
 
 def _share(
     model: nn.Module,
-    norms: Norms,
     labels: Mapping[ChannelConfig, float | None],
     fresh: Fresh,
     group: dist.ProcessGroup,
@@ -311,7 +310,7 @@ def _share(
     """Send the statistics of each width from the rank that computed them to all others."""
     for number, (config, label) in enumerate(labels.items()):
         if config not in fresh:
-            fresh[config] = empty_statistics(model, norms, config, label)
+            fresh[config] = empty_statistics(model, config, label)
         for entry in fresh[config].values():
             for tensor in entry.tensors():
                 dist.broadcast(tensor, group=group, group_src=number % group.size())

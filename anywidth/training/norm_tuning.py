@@ -14,9 +14,13 @@ from anywidth.errors import AnywidthError
 from anywidth.planning.modes import evaluating
 from anywidth.slimming.convert import at_width, plan_of
 from anywidth.slimming.converted_part import network_in
-from anywidth.slimming.norm_statistics import Affine, MissingStatisticsError, norm_records
+from anywidth.slimming.layers import allow_tuned
+from anywidth.slimming.norm_statistics import (
+    Affine,
+    MissingStatisticsError,
+    scaled_norms,
+)
 from anywidth.slimming.state import check_layers, state_of
-from anywidth.slimming.tuned_affine import allow_tuned
 from anywidth.training.calibration import Norms, calibrate, collecting, empty_statistics
 from anywidth.training.calibration_batches import moved
 from anywidth.training.distillation import Distill
@@ -108,11 +112,7 @@ def _put(norms: Norms, affines: Mapping[ChannelConfig, Mapping[nn.Module, Affine
 
 def _tunable(model: nn.Module) -> Norms:
     """The norms with a scale; each must have its own."""
-    scaled = {
-        norm: record
-        for norm, record in norm_records(model).items()
-        if norm._parameters.get("weight") is not None
-    }
+    scaled = scaled_norms(model)
     if not scaled:
         raise AnywidthError("this network has no batch norm with a scale: there is nothing to tune")
     uses = Counter(id(norm._parameters["weight"]) for norm in scaled)
@@ -173,12 +173,11 @@ def _train(
     total = epochs * len(loader) if isinstance(loader, Sized) else None
     device = next(model.parameters()).device
     full, done = plan_of(model).full, 0
-    norms = norm_records(model)
-    fresh = {config: empty_statistics(model, norms, config, None) for config in tuned}
+    fresh = {config: empty_statistics(model, config) for config in tuned}
     for config, affines in tuned.items():
         for norm, entry in fresh[config].items():
             entry.is_tracked, entry.affine = False, affines.get(norm)
-    with collecting(model, norms, fresh), torch.enable_grad():
+    with collecting(model, fresh), torch.enable_grad():
         for _ in range(epochs):
             first = done
             for inputs, targets in loader:

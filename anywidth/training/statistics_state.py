@@ -13,17 +13,15 @@ import anywidth.json_values as values
 from anywidth.errors import AnywidthError
 from anywidth.slimming.convert import plan_of
 from anywidth.slimming.converted_part import network_in
-from anywidth.slimming.norm_statistics import (
-    RUNNING,
-    norm_records,
-)
+from anywidth.slimming.layers import allow_tuned
+from anywidth.slimming.norm_statistics import RUNNING, Affine, norm_records
 from anywidth.slimming.state import state_of
-from anywidth.slimming.tuned_affine import allow_tuned, read_affine
 from anywidth.training.calibration import Fresh, empty_statistics
 from anywidth.width import ChannelConfig
 
 # The name of the list of widths, which is stored as a tensor of the bytes of its JSON text.
 _TEXT = "widths"
+_AFFINE = ("weight", "bias")
 
 
 def statistics_state(model: nn.Module) -> dict[str, Tensor]:
@@ -116,13 +114,12 @@ def read_statistics(
         widths = _WIDTHS(json.loads(metadata["widths"]), "widths")
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise AnywidthError(f"these are not batch-norm statistics of anywidth: {error}") from error
-    norms = norm_records(model)
     paths = {module: path for path, module in model.named_modules()}
     loaded: Fresh = {}
     for number, width in enumerate(widths):
         config = width["channels"]
         plan.check(config)
-        loaded[config] = empty_statistics(model, norms, config, None)
+        loaded[config] = empty_statistics(model, config)
         for norm, statistics in loaded[config].items():
             path = paths[norm]
             statistics.label, statistics.ready = width["width"], width["ready"]
@@ -139,8 +136,35 @@ def read_statistics(
                     )
                 held.copy_(given)
             prefix = f"{number}/{path}."
-            statistics.affine = read_affine(norm, prefix, tensors, len(statistics.running_mean))
+            statistics.affine = _read_affine(norm, prefix, tensors, len(statistics.running_mean))
     return loaded
+
+
+def is_affine(name: str) -> bool:
+    """Whether a tensor of stored statistics is a scale or bias that was tuned for its width."""
+    return name.rpartition(".")[2] in _AFFINE
+
+
+def _read_affine(
+    norm: nn.Module, prefix: str, tensors: Mapping[str, Tensor], size: int
+) -> Affine | None:
+    """The tuned scale and bias of a norm; None if it has none."""
+    given = {name: tensors[prefix + name] for name in _AFFINE if prefix + name in tensors}
+    scale = norm._parameters.get("weight")
+    for name in _AFFINE if given else ():
+        if (name in given) != (norm._parameters.get(name) is not None):
+            raise AnywidthError(
+                f"{prefix}{name}: a tuned scale needs its bias, and a norm that has both"
+            )
+    for name, tensor in given.items():
+        if tuple(tensor.shape) != (size,) or not tensor.is_floating_point():
+            raise AnywidthError(
+                f"{prefix}{name} has shape {tuple(tensor.shape)}: expected {size} numbers"
+            )
+    if scale is None or not given:
+        return None
+    own = {name: tensor.detach().to(scale).clone() for name, tensor in given.items()}
+    return Affine(own["weight"], own.get("bias"))
 
 
 def put_statistics(model: nn.Module, loaded: Fresh) -> None:

@@ -31,7 +31,7 @@ class CalledNetwork(nn.Module):
 
     Args:
         network: takes arguments and returns tensors in any structure.
-        leaves: the leaves of its arguments; None stands for a tensor, which each call passes.
+        leaves: of its arguments: whether each is a tensor, which calls pass, and its value if not.
         structure: the structure of the arguments.
     """
 

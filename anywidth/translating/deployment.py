@@ -91,15 +91,12 @@ class Deployment:
                 "this part of the network otherwise, or export single widths as PyTorch programs: "
                 "torch.export.export(anywidth.extract(model, width), example)"
             ) from error
-        self._name(converted.model.graph)
+        graph = converted.model.graph
+        names = zip(graph.inputs, self.input_names, strict=True)
+        for value, name in (*names, *zip(graph.outputs, self.output_names, strict=True)):
+            value.name = name
         converted.model.metadata_props.update(self.texts())
         return converted.model_proto
-
-    def _name(self, graph: Any) -> None:
-        for value, name in zip(graph.inputs, self.input_names, strict=True):
-            value.name = name
-        for value, name in zip(graph.outputs, self.output_names, strict=True):
-            value.name = name
 
     def check(self, network: nn.Module, run: Runner, name: str) -> float:
         """Return the error of a written file; raise if it is more than rounding.

@@ -7,8 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from anywidth.slimming.verifying.part_outputs import given_outputs, kept_outputs
-from anywidth.slimming.verifying.trial import difference
+from anywidth.slimming.verifying.part_outputs import difference, given_outputs, kept_outputs
 
 x = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 
@@ -40,7 +39,7 @@ def pair(noise: float) -> tuple[Chooser, Chooser]:
 def compared(one: nn.Module, other: nn.Module) -> tuple[list[float], float]:
     with kept_outputs(one, ["score"]) as outputs:
         chosen = one(x)
-    with given_outputs(other, ["score"], outputs, difference) as gaps:
+    with given_outputs(other, ["score"], outputs) as gaps:
         same = other(x)
     return gaps, difference(chosen, same)
 

@@ -52,6 +52,14 @@ def test_each_part_of_a_plain_table_narrows() -> None:
     assert_agrees(model, x)
 
 
+def test_sorting_permutes_a_plain_table() -> None:
+    model = network()
+    before, table = model(x), model[0].places.clone()
+    aw.sort_channels(model, example_input=x)
+    assert_close(model(x), before)
+    assert not torch.equal(vars(model[0])["places"], table)
+
+
 def test_planning_and_failing_leave_it_a_plain_attribute() -> None:
     model = network()
     table = model[0].places

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anywidth.app.runs.settings import Settings, describe, from_json, override, with_fields
-from anywidth.errors import AnywidthError, errors_about
+from anywidth.errors import AnywidthError, did_you_mean, errors_about
 
 if TYPE_CHECKING:
     from anywidth.app.tasks.task_settings import TaskSettings
@@ -111,8 +110,8 @@ def _check_known(given: Iterable[str], settings: Settings, own_options: Iterable
     own = [name.replace("_", "-") for name in own_options]
     for name in given:
         if (hyphens := name.replace("_", "-")) not in fields:
-            close = difflib.get_close_matches(hyphens, [*fields, *own], n=1)
-            hint = f"did you mean --{close[0]}?" if close else "--show lists all options"
+            near = did_you_mean(hyphens, [*fields, *own], 1, "did you mean --{}?")
+            hint = near or "--show lists all options"
             raise AnywidthError(f"no option --{name} for a run of {settings.task}; {hint}")
 
 

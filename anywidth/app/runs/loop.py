@@ -301,9 +301,6 @@ def _any_rank(interrupted: threading.Event, may_wait: bool) -> bool:
 def _interrupts() -> Iterator[threading.Event]:
     """An event that Ctrl-C and SIGTERM set; a second Ctrl-C stops immediately."""
     event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
 
     def handle(number: int, frame: FrameType | None) -> None:
         note_signal(number)

@@ -17,7 +17,6 @@ Pydantic checks the types; it is imported when it is first needed. To add a fiel
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import json
 import operator
@@ -26,7 +25,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 from typing import get_type_hints as hints_of
 
-from anywidth.errors import AnywidthError
+from anywidth.errors import AnywidthError, did_you_mean
 from anywidth.json_values import check_encodable
 
 if TYPE_CHECKING:
@@ -255,6 +254,6 @@ def _names(cls: type[Settings]) -> list[str]:
 
 
 def _unknown(name: str, cls: type[Settings]) -> AnywidthError:
-    close = difflib.get_close_matches(name.replace("-", "_"), _names(cls), n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known fields: {', '.join(_names(cls))}"
+    near = did_you_mean(name.replace("-", "_"), _names(cls), 1, "did you mean {!r}?")
+    hint = near or f"known fields: {', '.join(_names(cls))}"
     return AnywidthError(f"no field {name!r} in the settings of {cls.task}; {hint}")

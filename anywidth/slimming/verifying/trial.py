@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Sequence
+import traceback
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from anywidth.errors import AnywidthError
 from anywidth.planning.groups import Plan
@@ -19,8 +23,7 @@ from anywidth.planning.trace.graph import misread_groups
 from anywidth.slimming.extraction import extract_quietly
 from anywidth.slimming.norm_statistics import buffers_kept, uncalibrated_allowed
 from anywidth.slimming.state import state_of
-from anywidth.slimming.verifying.empty_tensors import EmptyTensors
-from anywidth.slimming.verifying.part_outputs import given_outputs, kept_outputs
+from anywidth.slimming.verifying.part_outputs import difference, given_outputs, kept_outputs
 from anywidth.width import ChannelConfig
 
 TOLERANCE = 1e-4
@@ -67,7 +70,13 @@ class Trial:
         if self.calls is None:
             return output
         with buffers_kept(model) if self.writes else contextlib.nullcontext():
-            return run(self.calls.of(model), self.calls.copied())
+            return run(*self._planned(model))
+
+    def _planned(self, model: nn.Module) -> tuple[nn.Module, tuple[Any, ...]]:
+        """What was planned, with a whole batch: the parts if there are any, or all of the model."""
+        if self.calls is None:
+            return model, self.batch
+        return self.calls.of(model), self.calls.copied()
 
     def first_failure(self) -> Failure | None:
         for config in sample(self.plan):
@@ -94,7 +103,7 @@ class Trial:
             return Failure(config, message)
         if compare:
             small = extract_quietly(self.model, config)
-            with given_outputs(small, self.plan.parts, kept, difference) as gaps:
+            with given_outputs(small, self.plan.parts, kept) as gaps:
                 other = self.run(small)
             gaps.append(difference(whole, other))
             if self.calls is not None:
@@ -109,38 +118,31 @@ class Trial:
     def training_failure(self, config: ChannelConfig) -> Failure | None:
         """The failure in training mode, in which auxiliary heads run and features may be returned.
 
-        It runs a copy, so that no statistics change.
+        It runs a copy, so that no statistics change, and only what was planned: in this mode the
+        whole may want other arguments.
         """
         twin = extract_quietly(self.model, config)
         try:
             with EmptyTensors(self.empty_at):
-                found = shapes(self._train(twin))
+                found = shapes(run_in_training(*self._planned(twin)))
         except Exception as error:
             modules = _running_modules(twin, error)
             return Failure(config, _message(error), modules, is_training=True)
         if _of_one(found) == _of_one(self.expected):
             return None
-        whole = shapes(self._train(extract_quietly(self.model, self.plan.full)))
+        wide = extract_quietly(self.model, self.plan.full)
+        whole = shapes(run_in_training(*self._planned(wide)))
         if found == whole:
             return None
         message = f"in training the output has shape {found} instead of {whole}"
         return Failure(config, message, is_training=True)
 
-    def _train(self, twin: nn.Module) -> Any:
-        """What a copy gives in training mode: its parts, as the whole may want other arguments."""
-        if self.calls is None:
-            return run_in_training(twin, self.batch)
-        return run_in_training(self.calls.of(twin), self.calls.copied())
-
     def misread_groups(self) -> dict[str, str]:
         """Groups whose channels are at other places in the narrowest network than in the plan."""
         config = self.plan.narrowest
-        whole, narrow = (extract_quietly(self.model, c) for c in (self.plan.full, config))
-        if self.calls is None:
-            wrong = misread_groups(whole, narrow, config, self.batch)
-        else:
-            both = self.calls.of(whole), self.calls.of(narrow)
-            wrong = misread_groups(*both, config, self.calls.tensors)
+        networks = [extract_quietly(self.model, c) for c in (self.plan.full, config)]
+        (whole, batch), (narrow, _) = map(self._planned, networks)
+        wrong = misread_groups(whole, narrow, config, batch)
         return {name: message for name, message in wrong.items() if self.plan.can_narrow(name)}
 
     def is_random(self) -> bool:
@@ -170,33 +172,24 @@ class Trial:
         near = [name for name in free if touches(plan, name, failure.modules)]
         if near and len(near) < len(free) and fails(near):
             free = near
-        # The shortest failing prefix ends with a group that matters.
-        low, high = 0, len(free)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if fails(free[:middle]):
-                high = middle
-            else:
-                low = middle
-        return free[high - 1]
+        # The shortest failing prefix ends with a group that matters; all of them together fail.
+        counts = range(1, len(free))
+        return free[bisect_left(counts, True, key=lambda count: fails(free[:count]))]
 
 
 def make_trial(model: nn.Module, plan: Plan, batch: tuple[Any, ...]) -> Trial:
     """A trial with one example, if the network accepts a batch of one."""
-    inputs = tuple(x[:1] if isinstance(x, Tensor) and x.dim() > 1 else x for x in batch)
-    if plan.parts:
-        inputs = batch
+    single = tuple(x[:1] if isinstance(x, Tensor) and x.dim() > 1 else x for x in batch)
     watch, before = EmptyTensors(), [buffer.clone() for buffer in model.buffers()]
-    try:
-        with watch:
-            output = run(model, inputs)
-    except Exception:
-        inputs = batch
+    for inputs in [batch] if plan.parts else [single, batch]:
         try:
             with watch:
                 output = run(model, inputs)
+            break
         except Exception as error:
-            raise _cannot_be_verified(model, f"fails at full width: {_message(error)}") from error
+            if inputs is batch:
+                message = f"fails at full width: {_message(error)}"
+                raise _cannot_be_verified(model, message) from error
     if has_nan(output):
         raise _cannot_be_verified(model, "has NaN in its output at full width")
     calls = None
@@ -242,16 +235,39 @@ def _running_modules(model: nn.Module, error: BaseException) -> tuple[str, ...]:
     """Paths of the modules whose code was running when an error was raised, innermost first."""
     paths = {module: path for path, module in model.named_modules()}
     found: list[str] = []
-    trace = error.__traceback__
-    while trace is not None:
-        module = trace.tb_frame.f_locals.get("self")
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = frame.f_locals.get("self")
         if isinstance(module, nn.Module) and module in paths and paths[module] not in found:
             found.insert(0, paths[module])
-        trace = trace.tb_next
     return tuple(found[:3])
 
 
 # ---- running ---------------------------------------------------------------------------------
+
+
+class EmptyTensors(TorchDispatchMode):
+    """Raise before an operation gets a tensor without entries, which crashes some kernels.
+
+    Args:
+        allowed: operations that may get one; None allows all, and `seen` collects them.
+    """
+
+    def __init__(self, allowed: Iterable[str] | None = None) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+        self._allowed = None if allowed is None else set(allowed)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        empty = [tuple(x.shape) for x in given if x.numel() == 0]
+        if empty:
+            name = str(func)
+            self.seen.add(name)
+            if self._allowed is not None and name not in self._allowed:
+                raise RuntimeError(f"{name} is given a tensor without entries, {empty[0]}")
+        return func(*args, **(kwargs or {}))
 
 
 def sample(plan: Plan) -> list[ChannelConfig]:
@@ -285,13 +301,9 @@ def run(model: nn.Module, inputs: tuple[Any, ...]) -> Any:
 def run_in_training(model: nn.Module, inputs: tuple[Any, ...]) -> Any:
     """A pass in training mode; it restores the random state, but changes the model."""
     model.train()
-    with torch.no_grad(), torch.random.fork_rng(devices=_devices(model)):
+    gpus = {parameter.device.index for parameter in model.parameters() if parameter.is_cuda}
+    with torch.no_grad(), torch.random.fork_rng(devices=sorted(gpus)):
         return model(*inputs)
-
-
-def _devices(model: nn.Module) -> list[int]:
-    found = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    return sorted(device.index for device in found)
 
 
 def shapes(output: Any) -> list[Any]:
@@ -306,29 +318,3 @@ def _of_one(found: list[Any]) -> list[Any]:
 def has_nan(output: Any) -> bool:
     tensors = [x for x in output_leaves(output) if isinstance(x, Tensor) and not x.is_meta]
     return any(bool(x.isnan().any()) for x in tensors)
-
-
-def difference(first: Any, second: Any) -> float:
-    """The largest gap between two outputs, relative to the largest value; NaN equals NaN."""
-    leaves = output_leaves(first), output_leaves(second)
-    if len(leaves[0]) != len(leaves[1]):
-        return float("inf")
-    return max((_gap(one, other) for one, other in zip(*leaves, strict=True)), default=0.0)
-
-
-def _gap(one: Any, other: Any) -> float:
-    if not isinstance(one, Tensor):
-        return 0.0 if one == other else float("inf")
-    if one.shape != other.shape:
-        return float("inf")
-    if one.is_meta:
-        return 0.0  # there are no values
-    if one.is_complex() and other.is_complex():
-        one, other = torch.view_as_real(one), torch.view_as_real(other)
-    if not one.is_floating_point():
-        return 0.0 if torch.equal(one, other) else float("inf")
-    if one.numel() == 0:
-        return 0.0
-    scale = max(1.0, float(one.nan_to_num().abs().max()))
-    equal = (one.isnan() & other.isnan()) | (one == other)
-    return float(torch.where(equal, 0.0, (one - other).abs()).max()) / scale

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import Any
 
@@ -11,7 +10,7 @@ from ale_py import roms
 from ale_py.vector_env import AtariVectorEnv
 
 from anywidth.app.tasks.reinforcement.environments import Outcome, VectorEnvironment
-from anywidth.errors import AnywidthError
+from anywidth.errors import AnywidthError, did_you_mean
 
 FRAME_SKIP = 4
 MOST_NO_OPS = 30
@@ -97,8 +96,7 @@ def rom_name(game: str) -> str:
     known = {rom.replace("_", ""): rom for rom in roms.get_all_rom_ids()}
     found = known.get(wanted.replace("_", "").lower())
     if found is None:
-        near = difflib.get_close_matches(wanted.lower(), known.values(), n=3)
-        meant = f" (did you mean {' or '.join(near)}?)" if near else ""
+        meant = did_you_mean(wanted.lower(), known.values())
         raise AnywidthError(
             f"no Atari game {game!r}{meant}: expected one of {', '.join(sorted(known.values()))}"
         )
