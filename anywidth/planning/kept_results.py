@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
+
+from anywidth.planning.held_numbers import functions_of
 
 Holder = tuple[dict[str, Any], str]
 # The attributes of every module.
@@ -55,16 +56,12 @@ def results_forgotten(model: nn.Module) -> Iterator[None]:
 @functools.lru_cache(maxsize=1024)
 def _filled_in_code(kind: Any) -> frozenset[str]:
     """The attributes that the code of a class looks keys up in, and writes entries to."""
-    names: frozenset[str] = frozenset()
-    for base in kind.__mro__:
-        if base.__module__.partition(".")[0] != "torch" and base is not object:
-            for name, value in vars(base).items():
-                function = inspect.unwrap(value) if callable(value) else None
-                if inspect.isfunction(function) and name != "__init__":
-                    names |= _attributes_of(function, "STORE_SUBSCR") & _attributes_of(
-                        function, "CONTAINS_OP"
-                    )
-    return names
+    return frozenset[str]().union(
+        *(
+            _attributes_of(function, "STORE_SUBSCR") & _attributes_of(function, "CONTAINS_OP")
+            for function in functions_of(kind)
+        )
+    )
 
 
 def _attributes_of(function: Any, operation: str) -> frozenset[str]:

@@ -60,9 +60,9 @@ def build_plan(found: Findings) -> tuple[Plan, Guesses]:
 
     def axis_of(axis: TracedAxis) -> Axis:
         """None if nothing of the axis can ever narrow."""
-        pieces = solver.pieces(axis)
-        elastic = any(solver.fixed(variable) is None for variable, _ in pieces)
-        return tuple(Segment(group_for(v), m) for v, m in pieces) if elastic else None
+        if not solver.is_open(axis):
+            return None
+        return tuple(Segment(group_for(v), m) for v, m in solver.pieces(axis))
 
     def group_for(variable: int) -> str:
         if variable not in names:  # a constant that was joined with channels, without a tensor

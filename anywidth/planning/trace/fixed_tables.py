@@ -13,7 +13,7 @@ from torch.fx import Node
 from anywidth.planning.trace.exported_graphs import Exports
 from anywidth.planning.trace.nodes import op_name
 from anywidth.planning.trace.rules.table import PRODUCTS
-from anywidth.planning.trace.solver import TracedAxis, Unsplittable
+from anywidth.planning.trace.solver import Unsplittable
 from anywidth.planning.trace.trace_findings import Findings
 from anywidth.planning.trace.written_buffers import updated_buffers
 
@@ -50,7 +50,7 @@ def keep_tables(found: Findings, exports: Exports) -> None:
     for name in sorted(found.joining & (found.buffers | frozen)):
         held = _held(exports.model, name)
         for dim, axis in enumerate(found.tensors[name].axes):
-            if not _is_open(found, axis):
+            if not found.solver.is_open(axis):
                 continue
             if sum(n > 1 for n in held.shape) > 1:
                 tables.append((name, dim, _parts(held, dim)))
@@ -64,10 +64,6 @@ def keep_tables(found: Findings, exports: Exports) -> None:
         # A table that training writes, or that was learned elsewhere, counts as learned.
         if parts is not None or name not in updated | frozen:
             _narrow_parts(found, name, dim, parts)
-
-
-def _is_open(found: Findings, axis: TracedAxis) -> bool:
-    return any(found.solver.fixed(v) is None for v in found.solver.variables([axis]))
 
 
 def _narrow_parts(found: Findings, name: str, dim: int, parts: int | None) -> None:

@@ -177,7 +177,7 @@ def keep_filters(found: Findings) -> None:
         (made, found.readers, "made of the input by frozen weights (requires_grad=False)"),
         (found.readers, made, "made an output by frozen weights (requires_grad=False)"),
     ):
-        inner = {layer for layer, axis in there if _is_open(found, axis)}
+        inner = {layer for layer, axis in there if solver.is_open(axis)}
         layers: dict[int, set[str]] = {}
         for layer, axis in here:
             for variable in solver.variables([axis]):
@@ -190,10 +190,6 @@ def keep_filters(found: Findings) -> None:
 def _is_frozen(module: nn.Module) -> bool:
     held = list(module.parameters())
     return bool(held) and not any(p.requires_grad for p in held)
-
-
-def _is_open(found: Findings, axis: TracedAxis) -> bool:
-    return any(found.solver.fixed(v) is None for v in found.solver.variables([axis]))
 
 
 def positions(found: Findings) -> set[tuple[str, int]]:

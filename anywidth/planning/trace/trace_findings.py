@@ -99,64 +99,57 @@ class Product(NamedTuple):
     is_batched: bool
 
 
-@dataclass
 class Findings:
-    """What the rules have found so far.
+    """What the rules have found so far."""
 
-    Args:
-        tensors: parameters and buffers by name.
-        makers: every call of a convolution or linear layer, in order.
-        readers: (layer, input axis) of these calls.
-        made: axes that learned weights make, inside or outside a layer.
-        summed: axes of parameters that products outside of layers sum over.
-        attended: axes of products of two activations: heads, and the axes their scores sum over.
-        merged: axes that a reshape merges with others, so that none of them narrows.
-        products: the terms of the cost.
-        uncounted: operations with weights for which no cost was counted.
-        followers: attributes that follow an axis.
-        inputs: for each weight that output averaging scales, the index of its input axis.
-        moving: operations whose later parts begin at another place in a narrow network.
-        folds: (layer, batch norm) in which only the norm reads the layer's output.
-        joining: parameters and buffers that are combined with activations, but not as weights.
-        notes: remarks for the reader of the plan.
-        constants: numbers that should follow the width, which a rehearsal checks.
-        staying: numbers that do not follow it, whatever attribute does.
-        scales: for each buffer that is a power of an axis's size, the axis and the power.
-        reread: operations with a new guess, because a narrow network failed.
-        sized: operations whose sizes may come from an attribute that was not tried.
-        fresh: variables of new tensors' axes, until they meet channels.
-        guesses: operations whose sizes Python computed, with the results that rules guess.
-        cuts: reshapes that cut an axis, with the part that narrows by a guess.
-    """
-
-    known: Known
-    solver: Solver = field(default_factory=Solver)
-    tensors: dict[str, Traced] = field(default_factory=dict)
-    makers: list[Maker] = field(default_factory=list)
-    readers: list[tuple[str, TracedAxis]] = field(default_factory=list)
-    made: list[TracedAxis] = field(default_factory=list)
-    summed: list[TracedAxis] = field(default_factory=list)
-    attended: list[TracedAxis] = field(default_factory=list)
-    merged: list[TracedAxis] = field(default_factory=list)
-    products: list[Product] = field(default_factory=list)
-    uncounted: list[str] = field(default_factory=list)
-    followers: list[Follower] = field(default_factory=list)
-    inputs: dict[str, int] = field(default_factory=dict)
-    moving: list[str] = field(default_factory=list)
-    folds: list[tuple[str, str]] = field(default_factory=list)
-    joining: set[str] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
-    constants: list[WidthConstant] = field(default_factory=list)
-    staying: list[WidthConstant] = field(default_factory=list)
-    scales: dict[str, tuple[Pieces, float]] = field(default_factory=dict)
-    reread: set[Node] = field(default_factory=set)
-    sized: set[Node] = field(default_factory=set)
-    fresh: set[int] = field(default_factory=set)
-    guesses: dict[Node, Any] = field(default_factory=dict)
-    cuts: dict[Node, Pieces] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.buffers = {name for name, _ in self.known.model.named_buffers()}
+    def __init__(self, known: Known) -> None:
+        self.known = known
+        self.solver = Solver()
+        self.buffers = {name for name, _ in known.model.named_buffers()}
+        # Parameters and buffers by name.
+        self.tensors: dict[str, Traced] = {}
+        # Every call of a convolution or linear layer, in order, and (layer, input axis) of them.
+        self.makers: list[Maker] = []
+        self.readers: list[tuple[str, TracedAxis]] = []
+        # Axes that learned weights make, inside or outside a layer.
+        self.made: list[TracedAxis] = []
+        # Axes of parameters that products outside of layers sum over.
+        self.summed: list[TracedAxis] = []
+        # Axes of products of two activations: heads, and the axes their scores sum over.
+        self.attended: list[TracedAxis] = []
+        # Axes that a reshape merges with others, so that none of them narrows.
+        self.merged: list[TracedAxis] = []
+        # The terms of the cost, and operations with weights for which none was counted.
+        self.products: list[Product] = []
+        self.uncounted: list[str] = []
+        # Attributes that follow an axis.
+        self.followers: list[Follower] = []
+        # For each weight that output averaging scales, the index of its input axis.
+        self.inputs: dict[str, int] = {}
+        # Operations whose later parts begin at another place in a narrow network.
+        self.moving: list[str] = []
+        # (layer, batch norm) in which only the norm reads the layer's output.
+        self.folds: list[tuple[str, str]] = []
+        # Parameters and buffers that are combined with activations, but not as weights.
+        self.joining: set[str] = set()
+        # Remarks for the reader of the plan.
+        self.notes: list[str] = []
+        # Numbers that should follow the width, which a rehearsal checks.
+        self.constants: list[WidthConstant] = []
+        # Numbers that do not follow it, whatever attribute does.
+        self.staying: list[WidthConstant] = []
+        # For each buffer that is a power of an axis's size, the axis and the power.
+        self.scales: dict[str, tuple[Pieces, float]] = {}
+        # Operations with a new guess, because a narrow network failed.
+        self.reread: set[Node] = set()
+        # Operations whose sizes may come from an attribute that was not tried.
+        self.sized: set[Node] = set()
+        # Variables of new tensors' axes, until they meet channels.
+        self.fresh: set[int] = set()
+        # Operations whose sizes Python computed, with the results that rules guess.
+        self.guesses: dict[Node, Any] = {}
+        # Reshapes that cut an axis, with the part that narrows by a guess.
+        self.cuts: dict[Node, Pieces] = {}
 
     def fresh_axis(self, size: int) -> Pieces:
         """An axis of a new tensor that narrows if it meets channels."""

@@ -182,8 +182,7 @@ def _split(
     """
     solver, sizes = cursor.solver, list(dims.values())
     # Where channels stay anyway, an attribute may be something else.
-    is_open = any(solver.fixed(variable) is None for variable, _ in axis)
-    sources = [cursor.source(dim) if is_open else None for dim in dims]
+    sources = [cursor.source(dim) if solver.is_open(axis) else None for dim in dims]
     decided = _as_it_is(cursor, axis, sizes, range(len(sizes)) if known is None else [known])
     if decided is not None:
         _follow_source(cursor, sources[decided[0]], decided[1])

@@ -71,15 +71,14 @@ def _report_source(
     assert node is not None
     size = _held_size(cursor, source)
     is_of_head = is_size_of_head(source.name) or is_number_of_heads(source.name)
-    features = [f for p in _summed_scores([node], values, SCORES) for f in _features(p, values)]
-    features += _later_features(node, values)
-    stays = any(length == size and not _is_open(cursor, axis) for length, axis in features)
+    features = _scored_features(node, values)
+    stays = any(length == size and not cursor.solver.is_open(axis) for length, axis in features)
     # Used as it is, the attribute may mean something else; means of channels are found as powers.
     is_itself = math.isclose(number, size) or math.isclose(number * size, 1)
     if size < FEWEST or is_of_head or stays or is_itself:
         return
     for axis in _related(node, values):
-        if cursor.solver.size(axis) == size and _is_open(cursor, axis):
+        if cursor.solver.size(axis) == size and cursor.solver.is_open(axis):
             constant = WidthConstant(node, cursor.place, number, axis, source=source)
             if not _stays_anyway(cursor, constant, values):
                 _report(cursor, constant, is_explained=False)
@@ -96,7 +95,7 @@ def _is_power(cursor: Cursor, node: Node, values: dict[Node, Any]) -> bool:
     if _is_of_features(cursor, node, number, values):
         return True
     inputs = _scaled_inputs(cursor, number, values) if name is None else None
-    if inputs is not None and _is_open(cursor, inputs):
+    if inputs is not None and cursor.solver.is_open(inputs):
         _report(cursor, WidthConstant(node, cursor.place, number, inputs, -0.5), is_explained=False)
         return True
     own = cursor.solver.variables(_axes(node, values))
@@ -104,7 +103,7 @@ def _is_power(cursor: Cursor, node: Node, values: dict[Node, Any]) -> bool:
         is_summed = own.isdisjoint(cursor.solver.variables([axis]))
         powers = ROOTS + MEANS if is_summed else ROOTS
         power = _power(number, cursor.solver.size(axis), powers, tolerance)
-        if power is None or not _is_open(cursor, axis):
+        if power is None or not cursor.solver.is_open(axis):
             continue
         if name is not None:
             cursor.found.scales[name] = (axis, power)
@@ -219,11 +218,17 @@ def _is_of_features(cursor: Cursor, node: Node, number: float, values: dict[Node
 
     Heads of attention may be as many as each has features; those are summed over, heads are not.
     """
-    features = [f for p in _summed_scores([node], values, SCORES) for f in _features(p, values)]
     return any(
-        not _is_open(cursor, axis) and _power(number, size, ROOTS, 1e-6) is not None
-        for size, axis in [*features, *_later_features(node, values)]
+        not cursor.solver.is_open(axis) and _power(number, size, ROOTS, 1e-6) is not None
+        for size, axis in _scored_features(node, values)
     )
+
+
+def _scored_features(node: Node, values: dict[Node, Any]) -> list[tuple[int, TracedAxis]]:
+    """The axes that scores before or after an operation sum over, with their sizes."""
+    products = _summed_scores([node], values, SCORES)
+    before = [feature for product in products for feature in _features(product, values)]
+    return before + _later_features(node, values)
 
 
 def _later_features(node: Node, values: dict[Node, Any]) -> list[tuple[int, TracedAxis]]:
@@ -300,8 +305,3 @@ def _power(number: float, size: int, powers: Sequence[float], tolerance: float) 
     if size < FEWEST:
         return None
     return next((p for p in powers if math.isclose(number, size**p, rel_tol=tolerance)), None)
-
-
-def _is_open(cursor: Cursor, axis: TracedAxis) -> bool:
-    variables = cursor.solver.variables([axis])
-    return any(cursor.solver.fixed(variable) is None for variable in variables)
