@@ -14,7 +14,7 @@ from anywidth.planning.held_numbers import held_numbers
 from anywidth.planning.trace.known_ints import SizeSource
 from anywidth.planning.trace.solver import Pieces, Solver, TracedAxis, Unsplittable, scaled
 from anywidth.planning.trace.trace_findings import Findings, Follower, Maker, Misreading, Product
-from anywidth.planning.trace.value import Traced, shape_of
+from anywidth.planning.trace.value import Traced, as_constant, shape_of
 
 Guessed = TypeVar("Guessed")
 # The beginning of a reason to stay whole.
@@ -84,6 +84,11 @@ class Cursor:
         if isinstance(self.meta, torch.Tensor):
             return self.output(axes)
         return [self.output(axes, meta) for meta in self.meta]
+
+    def keep_whole(self, given: Any, reason: str) -> Any:
+        """The result, none of whose axes narrows, of arguments that are fixed."""
+        self.fix(list(vars(given).values()), reason)
+        return as_constant(self.meta)
 
     def guess(self) -> None:
         """Let a rehearsal check the result."""

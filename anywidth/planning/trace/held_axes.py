@@ -178,12 +178,8 @@ def keep_filters(found: Findings) -> None:
         (found.readers, made, "made an output by frozen weights (requires_grad=False)"),
     ):
         inner = {layer for layer, axis in there if solver.is_open(axis)}
-        layers: dict[int, set[str]] = {}
-        for layer, axis in here:
-            for variable in solver.variables([axis]):
-                layers.setdefault(variable, set()).add(layer)
-        for variable, own in layers.items():
-            if own <= frozen - inner:
+        for variable, own in found.layers_by_variable(here).items():
+            if frozen - inner >= set(own):
                 solver.fix(((variable, 1),), what)
 
 
@@ -202,7 +198,7 @@ def positions(found: Findings) -> set[tuple[str, int]]:
     for name in found.tensors.keys() - found.buffers:
         for i, axis in enumerate(found.tensors[name].axes):
             own = solver.variables([axis])
-            is_open = any(solver.fixed(v) is None or v in merged for v in own)
+            is_open = solver.is_open(axis) or not merged.isdisjoint(own)
             if is_open and own.isdisjoint(channels):
                 lengths.add((name, i))
     return lengths

@@ -7,7 +7,8 @@ as two numbers, and either could be the constant. Rules guess, and a rehearsal c
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -82,10 +83,7 @@ def misread(
     `narrow` are the network's graphs at full size and at `config`.
     """
     wrong: dict[Node, int | None] = {}
-    pairs = zip(nodes_of(full.graph_module), nodes_of(narrow.graph_module), strict=False)
-    for node, twin in pairs:
-        if _operation(node) != _operation(twin):
-            break  # the code took another path: the rest cannot be compared
+    for node, twin in _twins(full, narrow):
         if node not in guesses:
             continue
         results, number = guesses[node]
@@ -112,14 +110,17 @@ def misread(
 def followed_numbers(constants: Iterable[WidthConstant], full: Any, narrow: Any) -> set[Node]:
     """The operations whose number is another one in a narrow network."""
     watched = {constant.node: constant.number for constant in constants}
+    return {
+        node
+        for node, twin in _twins(full, narrow)
+        if node in watched and watched[node] not in numbers_in(twin)
+    }
+
+
+def _twins(full: Any, narrow: Any) -> Iterator[tuple[Node, Node]]:
+    """The operations of two graphs in pairs, up to where the code took another path."""
     pairs = zip(nodes_of(full.graph_module), nodes_of(narrow.graph_module), strict=False)
-    found = set()
-    for node, twin in pairs:
-        if _operation(node) != _operation(twin):
-            break
-        if node in watched and watched[node] not in numbers_in(twin):
-            found.add(node)
-    return found
+    return itertools.takewhile(lambda pair: _operation(pair[0]) == _operation(pair[1]), pairs)
 
 
 def _operation(node: Node) -> tuple[str, str]:

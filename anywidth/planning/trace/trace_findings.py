@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -160,6 +160,15 @@ class Findings:
     def is_fresh(self, axis: TracedAxis) -> bool:
         """Whether an axis belongs to a new tensor and has met no channels yet."""
         return axis is not None and self.fresh.issuperset(self.solver.variables([axis]))
+
+    def layers_by_variable(self, listed: Iterable[tuple[str, TracedAxis]]) -> dict[int, list[str]]:
+        """For each variable the layers that are listed with an axis of it."""
+        layers: dict[int, list[str]] = {}
+        for layer, axis in listed:
+            for variable, _ in self.solver.pieces(axis):
+                if layer not in layers.setdefault(variable, []):
+                    layers[variable].append(layer)
+        return layers
 
     def is_parameter(self, value: Any) -> bool:
         """Whether a value is a parameter or a view of one, not a buffer or computed."""

@@ -82,8 +82,7 @@ def grouped(cursor: Cursor, a: Arguments) -> Traced:
     """Rows in groups, each multiplied by a matrix of its own: the experts of a mixture."""
     rows, weight = (a.input, a.weight) if hasattr(a, "input") else (a.self, a.mat2)
     if len(rows.shape) != 2 or len(weight.shape) != 3:
-        cursor.fix(list(vars(a).values()), f"multiplied in groups by {cursor.place}")
-        return cursor.output([None] * len(cursor.shape))
+        return cursor.keep_whole(a, f"multiplied in groups by {cursor.place}")
     experts, inner, made = (weight.axes[0], *(_aligned(cursor, weight, dim) for dim in (1, 2)))
     cursor.solver.fix(experts, f"experts of {cursor.layer or cursor.op}")
     cursor.unify(rows.axes[1], inner)

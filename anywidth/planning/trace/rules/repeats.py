@@ -61,8 +61,7 @@ def _followed(cursor: Cursor, axis: TracedAxis) -> TracedAxis:
 def repeat_interleave(cursor: Cursor, a: Arguments) -> Traced:
     """Each entry along one dimension as many times as it says, one after the other."""
     if not hasattr(a, "self") or not isinstance(a.repeats, int) or a.dim is None:
-        cursor.fix(list(vars(a).values()), f"repeated by {cursor.place}")
-        return cursor.output([None] * len(cursor.shape))
+        return cursor.keep_whole(a, f"repeated by {cursor.place}")
     axes = list(a.self.axes)
     if axes[a.dim] is None:
         axes[a.dim] = _made_heads(cursor, a.self.shape[a.dim], a.repeats)
