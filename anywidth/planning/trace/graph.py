@@ -43,7 +43,7 @@ from anywidth.planning.trace.rehearsal import (
     rehearsal_config,
     uneven_config,
 )
-from anywidth.planning.trace.size_sources import AttentionCall, SizeSources
+from anywidth.planning.trace.size_sources import SizeSources
 from anywidth.planning.trace.trace_findings import Findings, Known, Misreading
 from anywidth.planning.trace.walk import OUTPUT, run_rules
 from anywidth.planning.trace.written_buffers import note_written_buffers
@@ -226,8 +226,8 @@ def misread_groups(
 def _trace(exports: Exports) -> tuple[Plan, Guesses]:
     """The plan; if it keeps heads because they meet constants, perhaps their features narrow."""
     sources = SizeSources(exports.model, exports.inputs, exports.traced)
-    known = Known(exports.model, exports.examples, sources=sources.of, numbers=sources.of_number)
-    found, guesses, findings = _settled(exports, known, sources.attentions)
+    known = Known(exports.model, exports.examples, sources)
+    found, guesses, findings = _settled(exports, known)
     stuck = frozenset(
         node
         for node, axis in findings.cuts.items()
@@ -235,20 +235,18 @@ def _trace(exports: Exports) -> tuple[Plan, Guesses]:
         if (findings.solver.fixed(variable) or "").startswith(MEETS_CONSTANT)
     )
     if stuck and found.rehearsed:
-        other, others, _ = _settled(exports, replace(known, stuck=stuck), sources.attentions)
+        other, others, _ = _settled(exports, replace(known, stuck=stuck))
         costs = [plan.macs(rehearsal_config(plan)) for plan in (other, found)]
         if other.rehearsed and costs[0] < costs[1]:
             return other, others
     return found, guesses
 
 
-def _settled(
-    exports: Exports, known: Known, attentions: Sequence[AttentionCall]
-) -> tuple[Plan, Guesses, Findings]:
+def _settled(exports: Exports, known: Known) -> tuple[Plan, Guesses, Findings]:
     """Run the rules, and repeat them as long as a rehearsal shows something new."""
     rounds = 0
     while True:
-        findings = _run_all_rules(known, exports, attentions)
+        findings = _run_all_rules(known, exports)
         if lengths := positions(findings):
             known = replace(known, positions=known.positions | lengths)
             continue
@@ -376,10 +374,10 @@ def _rehearse(
     return wrong
 
 
-def _run_all_rules(known: Known, exports: Exports, attentions: Sequence[AttentionCall]) -> Findings:
+def _run_all_rules(known: Known, exports: Exports) -> Findings:
     found = Findings(known)
     add_tensors(found, exports)
-    tie_attention(found, exports.seen.padded, attentions)
+    tie_attention(found, exports.seen.padded)
     tie_recurrent(found)
     for exported in exports.traced.values():
         run_rules(found, exported, held_tensors(exports.model, exported))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 from torch.fx import Node
@@ -12,6 +12,9 @@ from torch.fx import Node
 from anywidth.planning.trace.known_ints import SizeSource
 from anywidth.planning.trace.solver import Pieces, Solver, TracedAxis
 from anywidth.planning.trace.value import Traced
+
+if TYPE_CHECKING:
+    from anywidth.planning.trace.size_sources import SizeSources
 
 
 class Misreading(NamedTuple):
@@ -30,21 +33,19 @@ class Known:
 
     Args:
         batch: number of examples in the example input.
+        sources: the attributes that sizes and numbers in operations come from.
         misread: results of rehearsals.
         failed: operations at which a narrow network may have failed, and how often.
         positions: (parameter, index of an axis) of axes of tokens or positions, not of channels.
-        sources: for an operation, which attributes the sizes that it is given come from.
-        numbers: the attribute that a number in an operation was worked out from, if it is known.
         stuck: reshapes in which another dimension should narrow, as that of the guess cannot.
     """
 
     model: nn.Module
-    batch: int = 1
+    batch: int
+    sources: SizeSources
     misread: Mapping[Node, Misreading] = field(default_factory=dict)
     failed: Mapping[Node, int] = field(default_factory=dict)
     positions: frozenset[tuple[str, int]] = frozenset()
-    sources: Callable[[Node], Sequence[SizeSource | None]] | None = None
-    numbers: Callable[[Node, float], SizeSource | None] | None = None
     stuck: frozenset[Node] = frozenset()
 
 
@@ -56,7 +57,7 @@ class Maker(NamedTuple):
 
     layer: str
     axis: TracedAxis
-    node: Node | None
+    node: Node
     can_fold: bool
 
 

@@ -213,7 +213,7 @@ def _split(
         cursor.fix_uneven(axis)
         return place, None
     found = solver.new(sizes[place])
-    if known is None and cursor.node is not None:
+    if known is None:
         cursor.found.cuts[cursor.node] = found
     for part in parts:
         cursor.unify(part, scaled(found, after))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from anywidth.planning.trace.cursor import Cursor
+from anywidth.planning.trace.cursor import Cursor, Reporter
 from anywidth.planning.trace.fixed_tables import meets_channels
 from anywidth.planning.trace.nodes import (
     are_met_by_entry,
@@ -67,7 +67,7 @@ def run_rules(found: Findings, exported: Any, held: dict[str, str]) -> None:
         if uses - MAKERS.keys() and uses & MAKERS.keys():
             # Averaging would scale a tied embedding too.
             found.inputs.pop(held.get(node.name, ""), None)
-    Cursor(found, "output", "").fix(outputs, OUTPUT)
+    Reporter(found, "output", "").fix(outputs, OUTPUT)
 
 
 class Walk:

@@ -42,7 +42,6 @@ SUMMED = ("einsum", "matmul", "bmm")
 def look_for_constant(cursor: Cursor, values: dict[Node, Any]) -> None:
     """Report a number by which the present operation multiplies or divides, if it is a power."""
     node = cursor.node
-    assert node is not None
     if _is_power(cursor, node, values):
         return
     for number in numbers_in(node):
@@ -52,9 +51,8 @@ def look_for_constant(cursor: Cursor, values: dict[Node, Any]) -> None:
 
 
 def _worked_out_from(cursor: Cursor, node: Node, number: float) -> SizeSource | None:
-    numbers = cursor.found.known.numbers
     is_plain = number in (-1.0, 0.0, 1.0, 2.0)
-    return None if is_plain or numbers is None else numbers(node, number)
+    return None if is_plain else cursor.found.known.sources.of_number(node, number)
 
 
 def _held_size(cursor: Cursor, source: SizeSource) -> int:
@@ -68,7 +66,6 @@ def _report_source(
 ) -> None:
     """Report a number that was worked out from an attribute which has the size of an axis."""
     node = cursor.node
-    assert node is not None
     size = _held_size(cursor, source)
     is_of_head = is_size_of_head(source.name) or is_number_of_heads(source.name)
     features = _scored_features(node, values)
@@ -120,7 +117,7 @@ def _scaled_inputs(cursor: Cursor, number: float, values: dict[Node, Any]) -> Tr
     The gain of an activation, such as sqrt(2), is often part of the number. What is scaled is the
     weight itself (equalized learning rates), or the scale of a normalised weight (NFNets).
     """
-    held = [values.get(node) for node in cursor.node.all_input_nodes] if cursor.node else []
+    held = [values.get(node) for node in cursor.node.all_input_nodes]
     weight = cursor.found.tensors.get(f"{cursor.layer}.weight")
     is_own = all(
         isinstance(v, Traced) and (v.source or "").startswith(f"{cursor.layer}.") for v in held

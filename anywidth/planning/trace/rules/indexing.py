@@ -35,7 +35,7 @@ def _indexed(cursor: Cursor, indices: Sequence[Any]) -> tuple[list[int], int]:
 
     A mask stands for as many dimensions as it has, and gives one.
     """
-    given: Any = cursor.node.args[1] if cursor.node is not None else indices
+    given: Any = cursor.node.args[1]
     dims: list[int] = []
     rank, place = 0, 0
     for node, tensor in zip(given, indices, strict=True):

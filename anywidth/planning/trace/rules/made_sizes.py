@@ -54,7 +54,7 @@ def _size(cursor: Cursor, axes: list[TracedAxis], dims: Sequence[int]) -> None:
     known = _followed(cursor, axes, dims)
     dim = _channels(cursor, [i for i in dims if i not in known])
     names: list[str | None] = [None, *cursor.sized_by(cursor.shape[dim])] if dim is not None else []
-    if len(names) > 1 and cursor.node is not None:
+    if len(names) > 1:
         cursor.found.sized.add(cursor.node)
     # An attribute that other operations follow has this size, and another may have it too.
     place = next(iter(known)) if known and dim is None else None

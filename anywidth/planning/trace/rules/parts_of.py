@@ -93,7 +93,6 @@ def _unequal(cursor: Cursor, axis: Pieces, sizes: Sequence[int]) -> Sequence[Tra
 
 def _sized_by(cursor: Cursor, sizes: Sequence[int]) -> list[list[str]]:
     """For each part the numbers of its size; only those that the statement names, if it does."""
-    assert cursor.node is not None
     held = [cursor.sized_by(size) for size in sizes]
     written = written_names(cursor.node)
     named = [[name for name in names if name.rpartition(".")[2] in written] for names in held]
@@ -239,7 +238,6 @@ def _counted_by(number: Counted, cursor: Cursor, axis: Pieces, start: int, end: 
 def _is_cut_evenly(cursor: Cursor) -> bool:
     """Whether all slices of a tensor along this dimension are of one size."""
     node = cursor.node
-    assert node is not None
     whole, dim = node.args[0], node.args[1] if len(node.args) > 1 else 0
     assert isinstance(whole, Node)
     sizes = {
