@@ -84,18 +84,6 @@ def example_inputs(model: nn.Module, plan: Plan, given: Any = None) -> tuple[Any
 
 def _made(argument: Example, name: str, generator: torch.Generator) -> Any:
     """An argument like the one that was described; floats are random."""
-    if isinstance(argument, dict) and "value" in argument:
-        return argument["value"]
-    if isinstance(argument, dict) and "items" in argument:
-        return [_made(item, name, generator) for item in argument["items"]]
-    if isinstance(argument, dict) and "named" in argument:
-        return {key: _made(item, name, generator) for key, item in argument["named"].items()}
-    if isinstance(argument, dict) and "type" in argument:
-        raise AnywidthError(
-            f"{name} was a {argument['type']} in the plan's example, and a plan keeps only "
-            "tensors, numbers, text, and lists and dicts of these: pass the arguments again with "
-            "example_input=(...)"
-        )
     if not isinstance(argument, dict):
         shape, dtype = argument[0], getattr(torch, argument[1])
         if dtype is torch.uint8:  # pixels
@@ -103,6 +91,19 @@ def _made(argument: Example, name: str, generator: torch.Generator) -> Any:
         if dtype.is_floating_point or dtype.is_complex:
             return torch.randn(shape, generator=generator, dtype=dtype)
         return torch.zeros(shape, dtype=dtype)
+    match argument:
+        case {"value": value}:
+            return value
+        case {"items": items}:
+            return [_made(item, name, generator) for item in items]
+        case {"named": named}:
+            return {key: _made(item, name, generator) for key, item in named.items()}
+        case {"type": kind}:
+            raise AnywidthError(
+                f"{name} was a {kind} in the plan's example, and a plan keeps only tensors, "
+                "numbers, text, and lists and dicts of these: pass the arguments again with "
+                "example_input=(...)"
+            )
     shape, dtype = argument["shape"], getattr(torch, argument["dtype"])
     if "values" in argument:
         return torch.tensor(argument["values"]).to(dtype).reshape(shape)

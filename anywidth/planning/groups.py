@@ -15,7 +15,7 @@ from anywidth.planning.held_back import HeldBack, held_back
 from anywidth.planning.parts import AttributeSlot, Axis, ChannelGroup, CostTerm, Example, Segment
 from anywidth.planning.plan_checks import check_consistent
 from anywidth.planning.plan_json import fields_from_json, fields_to_json
-from anywidth.planning.plan_text import held_lines, plan_to_text
+from anywidth.planning.plan_text import plan_to_text
 from anywidth.width import ChannelConfig, Width, WidthRange, checked_divisor, whole_number
 
 __all__ = ["AttributeSlot", "Axis", "ChannelGroup", "CostTerm", "Plan", "Segment"]
@@ -418,9 +418,4 @@ class Plan:
         return found
 
     def __str__(self) -> str:
-        low, high = self.widths.low, self.widths.high
-        widths = dict.fromkeys(round(low + i * (high - low) / 3, 3) for i in (3, 2, 1, 0))
-        costs = [(width, self.macs(self.resolve(width))) for width in widths]
-        elastic = (*self.elastic_layers(), self.elastic_share())
-        held = held_lines(self.held_back(), self.widths.low)
-        return plan_to_text(self.groups.values(), elastic, [*self.notes, *held], costs)
+        return plan_to_text(self)

@@ -55,6 +55,11 @@ class Call:
     form: TreeSpec
     inner: frozenset[int] = frozenset()
 
+    def alone(self) -> Call:
+        """The call as if no other part made what it is given."""
+        given = (Given(x.place) if isinstance(x, Made) else x for x in self.arguments)
+        return Call(self.part, tuple(given), self.form)
+
 
 class PartCalls(nn.Module):
     """Stands for a network whose forward is the calls of its parts in one run, and nothing else.
@@ -131,12 +136,8 @@ class RecordedCalls:
 
     def alone(self, part: str) -> RecordedCalls:
         """The calls of one part, as if there were no others."""
-        calls = [
-            Call(part, tuple(Given(x.place) if isinstance(x, Made) else x for x in arguments), form)
-            for name, arguments, form in ((c.part, c.arguments, c.form) for c in self.calls)
-            if name == part
-        ]
-        return RecordedCalls(tuple(calls), self.tensors)
+        calls = tuple(call.alone() for call in self.calls if call.part == part)
+        return RecordedCalls(calls, self.tensors)
 
 
 def record_calls(model: nn.Module, inputs: tuple[Any, ...], parts: Sequence[str]) -> RecordedCalls:

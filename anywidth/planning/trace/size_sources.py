@@ -43,7 +43,7 @@ class SizeSources:
 
     def __init__(self, model: nn.Module, inputs: tuple[Any, ...], traced: dict[bool, Any]) -> None:
         self._model, self._inputs, self._traced = model, inputs, traced
-        self._by_node: dict[Node, list[SizeSource | None]] | None = None
+        self._by_node: dict[Node, Sizes] | None = None
         self._recordings: dict[bool, Recording | None] = {}
 
     @cached_property
@@ -62,7 +62,7 @@ class SizeSources:
                 self._recordings[training] = recording
         return self._recordings[training]
 
-    def of(self, node: Node) -> list[SizeSource | None]:
+    def of(self, node: Node) -> Sizes:
         """For each size that an operation is given its source; empty if that is not known."""
         if self._by_node is None:
             self._by_node = {}
@@ -79,7 +79,7 @@ class SizeSources:
             found |= {source for value, source in held if value == number}
         return found.pop() if len(found) == 1 else None
 
-    def _matched(self, training: bool, graph: Any) -> dict[Node, list[SizeSource | None]]:
+    def _matched(self, training: bool, graph: Any) -> dict[Node, Sizes]:
         """The records of a run for the nodes of the graph: both in order, per module."""
         recording = self._recording(training)
         if recording is None:
@@ -98,7 +98,9 @@ class SizeSources:
         }
 
 
-Records = dict[tuple[str, str], list[list[SizeSource | None]]]
+# The sources of the sizes that one operation is given.
+Sizes = list[SizeSource | None]
+Records = dict[tuple[str, str], list[Sizes]]
 
 
 class AttentionCall(NamedTuple):
@@ -162,7 +164,7 @@ class Recording(TorchFunctionMode):
         # Numbers that operations were given in each module, and what they were worked out from.
         self.numbers: dict[str, list[tuple[float, SizeSource | None]]] = defaultdict(list)
         self._names = names
-        self._running: list[str] = []
+        self._running = [""]  # paths of modules, the innermost last
 
     def entering(self, path: str) -> Any:
         return lambda module, given: self._running.append(path)
@@ -173,23 +175,20 @@ class Recording(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = getattr(func, "__name__", "")
-        path = self._running[-1] if self._running else ""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name, path = getattr(func, "__name__", ""), self._running[-1]
         if name not in (*SHAPED, *SPLIT, *INDEXED, UNFLATTENED):
-            numbers = [x for x in (*args, *(kwargs or {}).values()) if type(x) in NUMBERS]
+            numbers = [x for x in (*args, *kwargs.values()) if type(x) in NUMBERS]
             self.numbers[path] += [(float(x), getattr(x, "source", None)) for x in numbers]
         if name == ATTENTION:
-            given = inspect.signature(func).bind(*args, **(kwargs or {})).arguments
+            given = inspect.signature(func).bind(*args, **kwargs).arguments
             self.attentions.append(self._attention(given))
         if name in INDEXED:
-            for ends in _slices(args[0], args[1]):
-                self.records[path, "slice"].append(ends)
+            self.records[path, "slice"] += _slices(args[0], args[1])
         if name in SHAPED or name in SPLIT or name == UNFLATTENED:
-            sizes = list(_sizes(name, args, kwargs or {}))
-            self.records[path, _plain(name)].append(
-                _in_place(name, sizes, args, kwargs or {}, result)
-            )
+            sizes = _in_place(name, _sizes(name, args, kwargs), args, kwargs, result)
+            self.records[path, _plain(name)].append(sizes)
         return result
 
     def _attention(self, given: dict[str, Any]) -> AttentionCall:
@@ -198,8 +197,7 @@ class Recording(TorchFunctionMode):
             key: self._names[id(value)] for key, value in given.items() if id(value) in self._names
         }
         sources = _source(heads), _source(given["embed_dim_to_check"])
-        path = self._running[-1] if self._running else ""
-        return AttentionCall(path, int(heads), width, sources, weights)
+        return AttentionCall(self._running[-1], int(heads), width, sources, weights)
 
 
 def _plain(name: str) -> str:
@@ -207,7 +205,7 @@ def _plain(name: str) -> str:
     return {"split_with_sizes": "split", "reshape": "view"}.get(name, name)
 
 
-def _sizes(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[SizeSource | None]:
+def _sizes(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Sizes:
     """The sources of the sizes among the arguments of an operation."""
     keys = ("size", "shape", "sizes", "split_size_or_sections", "split_size", "split_sizes")
     named = next((kwargs[key] for key in keys if key in kwargs), None)
@@ -218,15 +216,14 @@ def _sizes(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[S
         given = rest[0]
     elif named is None and (name in SPLIT or name in ("full", "new_full")):
         given = rest[:1]
-    for size in given if isinstance(given, list | tuple) else [given]:
-        yield _source(size)
+    return [_source(size) for size in (given if isinstance(given, list | tuple) else [given])]
 
 
 def _source(number: Any) -> SizeSource | None:
     return number.source if isinstance(number, KnownInt) else None
 
 
-def _slices(tensor: Tensor, index: Any) -> Iterator[list[SizeSource | None]]:
+def _slices(tensor: Tensor, index: Any) -> Iterator[Sizes]:
     """The sources of both ends of every slice that leaves something out."""
     places = index if isinstance(index, tuple) else (index,)
     taken = [p for p in places if p is not None and p is not Ellipsis and not isinstance(p, bool)]
@@ -244,12 +241,8 @@ def _slices(tensor: Tensor, index: Any) -> Iterator[list[SizeSource | None]]:
 
 
 def _in_place(
-    name: str,
-    sizes: list[SizeSource | None],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    result: Any,
-) -> list[SizeSource | None]:
+    name: str, sizes: Sizes, args: Sequence[Any], kwargs: dict[str, Any], result: Any
+) -> Sizes:
     """One entry per dimension of the result, or per part."""
     if name in SPLIT:
         return sizes

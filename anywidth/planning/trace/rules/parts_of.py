@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace as Arguments
@@ -30,18 +31,14 @@ def chunk(cursor: Cursor, a: Arguments) -> list[Traced]:
     axis = a.self.axes[dim]
     parts: Sequence[TracedAxis] = [None] * len(sizes)
     if axis is not None:
-        is_known = len(set(sizes)) == 1 or _ends_there(cursor, axis, sizes)
+        ends_there = cursor.solver.ends(axis).issuperset(itertools.accumulate(sizes))
+        is_known = ends_there or len(set(sizes)) == 1
         parts = _known_parts(cursor, axis, sizes) if is_known else _unequal(cursor, axis, sizes)
     before, after = a.self.axes[:dim], a.self.axes[dim + 1 :]
     return [
         cursor.output([*before, part, *after], meta)
         for part, meta in zip(parts, cursor.meta, strict=True)
     ]
-
-
-def _ends_there(cursor: Cursor, axis: Pieces, sizes: Sequence[int]) -> bool:
-    ends = {sum(sizes[: i + 1]) for i in range(len(sizes))}
-    return cursor.solver.ends(axis).issuperset(ends)
 
 
 def _known_parts(cursor: Cursor, axis: Pieces, sizes: Sequence[int]) -> Sequence[TracedAxis]:
