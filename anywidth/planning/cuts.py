@@ -35,10 +35,10 @@ def take(tensor: Tensor, axis: int, cut: Cut) -> Tensor:
 
 
 def held_tensor(module: nn.Module, name: str) -> Tensor | None:
-    """A module's whole parameter or buffer, whatever its width."""
-    if name in module._parameters:
-        return module._parameters[name]
-    return module._buffers.get(name)
+    """A whole parameter or buffer of a module, or of one inside it, whatever the width."""
+    path, _, key = name.rpartition(".")
+    owner = module.get_submodule(path)
+    return owner._parameters[key] if key in owner._parameters else owner._buffers.get(key)
 
 
 def is_converted(model: nn.Module) -> bool:

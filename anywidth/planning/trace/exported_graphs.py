@@ -129,7 +129,7 @@ def export_in_mode(
             for hook in hooks:
                 hook.remove()
     _name_modules(model, exported.graph_module)
-    _keep_written_numbers(exported)
+    _keep_written_tensors(exported)
     return exported
 
 
@@ -156,14 +156,11 @@ def _named(model: nn.Module, path: str) -> str:
     return ".".join(steps)
 
 
-def _keep_written_numbers(exported: Any) -> None:
-    """Mark the inputs of a graph that stand for tensors of one number in the code."""
+def _keep_written_tensors(exported: Any) -> None:
+    """Keep with the inputs of a graph the tensors in the code that they stand for."""
     written = exported.graph_signature.inputs_to_lifted_tensor_constants
     for node in exported.graph.find_nodes(op="placeholder"):
-        held = exported.constants.get(written.get(node.name))
-        is_one = isinstance(held, Tensor) and held.numel() == 1 and held.is_floating_point()
-        if is_one and not held.is_meta:
-            node.meta[WRITTEN] = float(held)
+        node.meta[WRITTEN] = exported.constants.get(written.get(node.name))
 
 
 @contextlib.contextmanager

@@ -7,9 +7,10 @@ training could not restore it. Therefore each part of a table narrows. Its numbe
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import Node
 
+from anywidth.planning.cuts import held_tensor
 from anywidth.planning.trace.exported_graphs import Exports
 from anywidth.planning.trace.nodes import op_name
 from anywidth.planning.trace.rules.table import PRODUCTS
@@ -42,13 +43,15 @@ def meets_channels(node: Node, batched: set[Node]) -> bool:
     return False
 
 
+@torch.no_grad()
 def keep_tables(found: Findings, exports: Exports) -> None:
     """Let each part of a fixed table narrow, or fix the channels that it meets."""
     frozen = {name for name, p in exports.model.named_parameters() if not p.requires_grad}
     rows: list[tuple[str, int, int | None]] = []
     tables: list[tuple[str, int, int | None]] = []
     for name in sorted(found.joining & (found.buffers | frozen)):
-        held = _held(exports.model, name)
+        held = held_tensor(exports.model, name)
+        assert held is not None
         for dim, axis in enumerate(found.tensors[name].axes):
             if not found.solver.is_open(axis):
                 continue
@@ -78,12 +81,6 @@ def _narrow_parts(found: Findings, name: str, dim: int, parts: int | None) -> No
         solver.unify(cuts[0], part, "", f"cut inside a unit by the fixed table {name}")
     if len(cuts) > 1:
         found.notes.append(f"{name} is a fixed table of {parts} parts, and each narrows")
-
-
-def _held(model: nn.Module, name: str) -> Tensor:
-    path, _, key = name.rpartition(".")
-    held: Tensor = getattr(model.get_submodule(path), key)
-    return held.detach()
 
 
 def _parts(table: Tensor, dim: int) -> int | None:

@@ -78,14 +78,11 @@ def _without_ends(model: nn.Module, inputs: tuple[Any, ...], parts: list[str]) -
     """The parts with parameters, and those through which channels go from part to part."""
     while True:
         calls = recorded_run(model, inputs, parts).recorded()
-        kept = [p for p in parts if _has_parameters(model, p) or calls.lies_between(p)]
+        held = {p for p in parts if any(True for _ in model.get_submodule(p).parameters())}
+        kept = [p for p in parts if p in held or calls.lies_between(p)]
         if kept == parts:
             return parts
         parts = kept
-
-
-def _has_parameters(model: nn.Module, part: str) -> bool:
-    return next(model.get_submodule(part).parameters(), None) is not None
 
 
 def _children(model: nn.Module, path: str) -> list[str]:

@@ -47,8 +47,7 @@ def narrowed_copy(model: nn.Module, plan: Plan, config: ChannelConfig) -> nn.Mod
     """A copy at a configuration, whose tensors are parts of the original's."""
     memo: dict[int, Any] = {}
     for name, axes in plan.tensors.items():
-        path, _, key = name.rpartition(".")
-        whole = held_tensor(model.get_submodule(path), key)
+        whole = held_tensor(model, name)
         assert whole is not None
         part = whole.detach()
         if name in plan.scales:

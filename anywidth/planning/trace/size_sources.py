@@ -43,7 +43,6 @@ class SizeSources:
 
     def __init__(self, model: nn.Module, inputs: tuple[Any, ...], traced: dict[bool, Any]) -> None:
         self._model, self._inputs, self._traced = model, inputs, traced
-        self._by_node: dict[Node, Sizes] | None = None
         self._recordings: dict[bool, Recording | None] = {}
 
     @cached_property
@@ -64,11 +63,14 @@ class SizeSources:
 
     def of(self, node: Node) -> Sizes:
         """For each size that an operation is given its source; empty if that is not known."""
-        if self._by_node is None:
-            self._by_node = {}
-            for training, graph in self._traced.items():
-                self._by_node |= self._matched(training, graph)
         return self._by_node.get(node, [])
+
+    @cached_property
+    def _by_node(self) -> dict[Node, Sizes]:
+        found: dict[Node, Sizes] = {}
+        for training, graph in self._traced.items():
+            found |= self._matched(training, graph)
+        return found
 
     def of_number(self, node: Node, number: float) -> SizeSource | None:
         """The attribute that a number in an operation was worked out from, if a run showed one."""

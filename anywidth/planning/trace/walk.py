@@ -8,8 +8,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from anywidth.planning.trace.cursor import Cursor, Reporter
@@ -21,9 +19,11 @@ from anywidth.planning.trace.nodes import (
     layer_of,
     leaving_nodes,
     op_name,
+    passed_through,
     region_of,
     shapes_of,
     summed_factors,
+    written_numbers,
 )
 from anywidth.planning.trace.rules.table import (
     ELEMENTWISE,
@@ -48,17 +48,13 @@ def run_rules(found: Findings, exported: Any, held: dict[str, str]) -> None:
     """Run the rules over a graph; `held` names the inputs that are parameters or buffers."""
     walk = Walk(found, leaving_nodes(exported.graph_module))
     inputs = exported.graph.find_nodes(op="placeholder")
-    written = exported.graph_signature.inputs_to_lifted_tensor_constants
     for node in inputs:
         if node.name in held:
             walk.values[node] = found.tensors[held[node.name]]
-        elif node.name in written:
-            numbers = written_numbers(exported.constants.get(written[node.name]))
-            walk.values[node] = replace(as_constant(node.meta["val"]), numbers=numbers)
-            walk.batched.add(node)
-        else:
-            walk.values[node] = as_constant(node.meta.get("val"))
-            walk.batched.add(node)
+            continue
+        value, numbers = as_constant(node.meta.get("val")), written_numbers(node)
+        walk.values[node] = replace(value, numbers=numbers) if numbers else value
+        walk.batched.add(node)
     outputs = walk.run(exported.graph_module)
     for node in inputs:
         if node.name in held and meets_channels(node, walk.batched):
@@ -193,17 +189,7 @@ class Walk:
 
 def _is_filled(node: Node) -> bool:
     """Whether all entries of a tensor are one number."""
-    while op_name(node.target) in (*COPIES, *VIEWS) and node.all_input_nodes:
-        node = node.all_input_nodes[0]
-    return op_name(node.target) in FILLED
-
-
-def written_numbers(held: Any, most: int = 16) -> tuple[int, ...]:
-    """The entries of a short list of whole numbers that is in the code."""
-    is_list = isinstance(held, Tensor) and held.dim() == 1 and held.numel() <= most
-    if not is_list or held.is_floating_point() or held.dtype is torch.bool or held.is_meta:
-        return ()
-    return tuple(int(number) for number in held.tolist())
+    return op_name(passed_through(node, (*COPIES, *VIEWS)).target) in FILLED
 
 
 def _without_rule(cursor: Cursor, given: Sequence[Any]) -> Any:

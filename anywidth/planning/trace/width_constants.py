@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from anywidth.planning.cuts import held_tensor
 from anywidth.planning.held_numbers import held_number, is_number_of_heads, is_size_of_head
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.known_ints import SizeSource
-from anywidth.planning.trace.nodes import CASTS, number_of, numbers_in, op_name
+from anywidth.planning.trace.nodes import CASTS, number_of, numbers_in, op_name, passed_through
 from anywidth.planning.trace.rules.products import spelled_out
 from anywidth.planning.trace.rules.table import ELEMENTWISE, PRODUCTS, VIEWS
 from anywidth.planning.trace.solver import Pieces, TracedAxis
@@ -196,14 +197,12 @@ def _held_number(
 ) -> tuple[float | None, float, str | None]:
     """The buffer of one number that an operation multiplies by: its value, tolerance and name."""
     for factor in node.all_input_nodes:
-        while op_name(factor.target) in CASTS and factor.all_input_nodes:
-            factor = factor.all_input_nodes[0]
-        value = values.get(factor)
+        value = values.get(passed_through(factor, CASTS))
         if not isinstance(value, Traced) or not cursor.found.is_constant(value) or value.shape:
             continue
         assert value.source is not None
-        path, _, key = value.source.rpartition(".")
-        held = getattr(cursor.found.known.model.get_submodule(path), key)
+        held = held_tensor(cursor.found.known.model, value.source)
+        assert held is not None
         if held.is_floating_point() and not held.is_meta:
             is_short = held.dtype in (torch.float16, torch.bfloat16)
             return float(held), 1e-2 if is_short else 1e-6, value.source

@@ -19,10 +19,8 @@ from anywidth.planning.trace.value import Traced
 
 def index(cursor: Cursor, a: Arguments) -> Traced:
     indexed, rank = _indexed(cursor, a.indices)
-    cursor.fix(a.indices, "is used as an index")
     if indexed != list(range(indexed[0], indexed[-1] + 1)):
-        cursor.fix(a.self, f"indexed by {cursor.place}")
-        return cursor.output([None] * len(cursor.shape))
+        return cursor.keep_whole(a, f"indexed by {cursor.place}")
     value = a.self
     if len(indexed) == 1:
         value = _without_end(cursor, value, indexed[0], a.indices[indexed[0]].numbers)
@@ -35,6 +33,7 @@ def _indexed(cursor: Cursor, indices: Sequence[Any]) -> tuple[list[int], int]:
 
     A mask stands for as many dimensions as it has, and gives one.
     """
+    cursor.fix(indices, "is used as an index")
     given: Any = cursor.node.args[1]
     dims: list[int] = []
     rank, place = 0, 0
@@ -112,7 +111,6 @@ def index_add(cursor: Cursor, a: Arguments) -> Traced:
 
 def index_put(cursor: Cursor, a: Arguments) -> Traced:
     indexed, rank = _indexed(cursor, a.indices)
-    cursor.fix(a.indices, "is used as an index")
     if indexed != list(range(indexed[0], indexed[-1] + 1)):
         return cursor.keep_whole(a, f"indexed by {cursor.place}")
     axes = cursor.closed(a.self, indexed, "indexed")

@@ -214,11 +214,9 @@ class Counted(NamedTuple):
 
 def _counted(cursor: Cursor, size: int) -> list[Counted]:
     """Numbers that may say how long a part is: its size itself, or how many heads are in it."""
-    held = held_numbers(cursor.module).items()
-    whole = [Counted(name, 1) for name, number in held if number == size]
-    return whole + [
+    return [Counted(name, 1) for name in cursor.sized_by(size)] + [
         Counted(name, size // number)
-        for name, number in held
+        for name, number in held_numbers(cursor.module).items()
         if is_number_of_heads(name) and 1 < number < size and size % number == 0
     ]
 
