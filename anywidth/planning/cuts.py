@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -39,6 +42,16 @@ def held_tensor(module: nn.Module, name: str) -> Tensor | None:
     path, _, key = name.rpartition(".")
     owner = module.get_submodule(path)
     return owner._parameters[key] if key in owner._parameters else owner._buffers.get(key)
+
+
+def copied(model: nn.Module, tensors: dict[int, Any]) -> nn.Module:
+    """A deep copy with other tensors in place of those with these identities."""
+    memo = dict(tensors)
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, Tensor):  # a weight that a hook computes
+                memo[id(value)] = value.detach()
+    return copy.deepcopy(model, memo)
 
 
 def is_converted(model: nn.Module) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -213,17 +214,14 @@ class Recorder(TorchDispatchMode):
     @contextlib.contextmanager
     def hooked(self) -> Iterator[None]:
         """Hooks of the parts, which tell of their calls inside a `with` block."""
-        handles: list[Any] = []
-        for part, module in self.parts.items():
-            enter, leave = partial(self._enter, part), partial(self._leave, part)
-            # Before other hooks, which will run again when the call does.
-            handles.append(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
-            handles.append(module.register_forward_hook(leave))
-        try:
+        with contextlib.ExitStack() as stack:
+            for part, module in self.parts.items():
+                enter, leave = partial(self._enter, part), partial(self._leave, part)
+                # Before other hooks, which will run again when the call does.
+                before = module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
+                stack.enter_context(before)
+                stack.enter_context(module.register_forward_hook(leave))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _enter(self, part: str, module: Any, given: tuple[Any, ...], named: Any) -> None:
         if threading.get_ident() != self._thread:
@@ -340,10 +338,9 @@ def check_parts(model: nn.Module, parts: Any) -> list[str]:
             raise AnywidthError(
                 f"part {part!r}: {type(model).__name__} has no such module; near names are {near}"
             )
-    for place, part in enumerate(parts):
-        for other in (*parts[:place], *parts[place + 1 :]):
-            if f"{part}.".startswith(f"{other}."):
-                raise AnywidthError(f"part {part!r} is inside part {other!r}: name one of them")
+    for part, other in itertools.permutations(parts, 2):
+        if f"{part}.".startswith(f"{other}."):
+            raise AnywidthError(f"part {part!r} is inside part {other!r}: name one of them")
     for inside, outside in shared_tensors(model, parts):
         raise AnywidthError(
             f"{inside!r} and {outside!r} are one tensor, and only the first is in a part: name a "

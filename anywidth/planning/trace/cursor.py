@@ -177,6 +177,13 @@ class Cursor(Reporter):
         found = self.found.known.sources.of(self.node)
         return found[place] if place < len(found) else None
 
+    def follow_source(self, place: int, axis: TracedAxis) -> bool:
+        """Let the attribute that a size comes from follow an axis, if the run shows one."""
+        source = self.source(place)
+        if source is not None:
+            self.follow(source, axis)
+        return source is not None
+
     @property
     def gives_shape(self) -> bool:
         """Whether only the shape of the result is read, to make another tensor of it."""

@@ -25,6 +25,7 @@ from anywidth.planning.example_inputs import number_of_examples
 from anywidth.planning.kept_results import results_forgotten
 from anywidth.planning.model_outputs import hidden_names, plain_output
 from anywidth.planning.modes import modes_kept
+from anywidth.planning.part_calls import named_tensors
 from anywidth.planning.trace.export_errors import export_failure
 from anywidth.planning.trace.nodes import WRITTEN, nodes_of
 
@@ -118,16 +119,14 @@ def export_in_mode(
         _readable_code(),
         quiet(),
         torch.no_grad(),
+        contextlib.ExitStack() as hooks,
     ):
         model.train(training)
-        encoders = [m for m in model.modules() if isinstance(m, nn.TransformerEncoder)]
-        hooks = [m.register_forward_pre_hook(padded, with_kwargs=True) for m in encoders]
-        hooks.append(model.register_forward_hook(plain))
-        try:
-            exported = torch.export.export(model, inputs, strict=False)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        for module in model.modules():
+            if isinstance(module, nn.TransformerEncoder):
+                hooks.enter_context(module.register_forward_pre_hook(padded, with_kwargs=True))
+        hooks.enter_context(model.register_forward_hook(plain))
+        exported = torch.export.export(model, inputs, strict=False)
     _name_modules(model, exported.graph_module)
     _keep_written_tensors(exported)
     return exported
@@ -304,9 +303,8 @@ def held_tensors(model: nn.Module, exported: Any) -> dict[str, str]:
     """
     names: dict[int, str] = {}
     aliases: dict[str, str] = {}
-    for named in (model.named_parameters, model.named_buffers):
-        for name, tensor in named(remove_duplicate=False):
-            aliases[name] = names.setdefault(id(tensor), name)
+    for name, tensor in named_tensors(model):
+        aliases[name] = names.setdefault(id(tensor), name)
     kinds = (InputKind.PARAMETER, InputKind.BUFFER)
     specs = exported.graph_signature.input_specs
     return {spec.arg.name: aliases[spec.target] for spec in specs if spec.kind in kinds}

@@ -6,16 +6,14 @@ as two numbers, and either could be the constant. Rules guess, and a rehearsal c
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
 from torch import nn
 from torch.fx import Node
 
-from anywidth.planning.cuts import cut, held_tensor, take
+from anywidth.planning.cuts import copied, cut, held_tensor, take
 from anywidth.planning.groups import Plan
 from anywidth.planning.held_numbers import held_number, set_number, with_entry
 from anywidth.planning.trace.build import Guesses
@@ -59,11 +57,7 @@ def narrowed_copy(model: nn.Module, plan: Plan, config: ChannelConfig) -> nn.Mod
                 part = take(part, index, cut(plan, axis, config))
         is_parameter = isinstance(whole, nn.Parameter)
         memo[id(whole)] = nn.Parameter(part, requires_grad=False) if is_parameter else part
-    for module in model.modules():
-        for value in vars(module).values():
-            if isinstance(value, torch.Tensor):  # a weight that a hook computes
-                memo[id(value)] = value.detach()
-    narrow = copy.deepcopy(model, memo)
+    narrow = copied(model, memo)
     for slot in plan.attributes:
         module = narrow.get_submodule(slot.module)
         size: Any = slot.value(*(plan.axis_size(slot.axis, c) for c in (config, plan.full)))

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
+from anywidth.planning.cuts import copied
 from anywidth.planning.held_numbers import held_lists, held_numbers, mentions, set_number
 from anywidth.planning.kept_results import results_forgotten
-from anywidth.planning.modes import modes_kept
 from anywidth.planning.trace.known_ints import KnownFloat, KnownInt, SizeSource
 from anywidth.planning.trace.nodes import layer_of, nodes_of, op_name
 
@@ -117,31 +117,17 @@ class AttentionCall(NamedTuple):
 
 def _record(model: nn.Module, inputs: tuple[Any, ...], training: bool) -> Recording:
     """The sources of the sizes that each module gives, by its path and the operation's name."""
-    memo: dict[int, Any] = {id(p): p for p in model.parameters()}
-    for module in model.modules():
-        for value in vars(module).values():
-            if isinstance(value, Tensor):  # a weight that a hook computes
-                memo[id(value)] = value.detach()
-    twin = copy.deepcopy(model, memo)
+    twin = copied(model, {id(p): p for p in model.parameters()})
     for path, module in twin.named_modules():
         if not type(module).__module__.startswith("torch.nn.") or isinstance(module, READ_IN_TORCH):
             _remember(path, module)
     recording = Recording({id(p): name for name, p in model.named_parameters()})
-    hooks = []
     for path, module in twin.named_modules():
-        hooks += [
-            module.register_forward_pre_hook(recording.entering(path), prepend=True),
-            module.register_forward_hook(recording.leaving, always_call=True),
-        ]
-    with (
-        modes_kept(twin),
-        results_forgotten(twin),
-        torch.random.fork_rng(devices=[]),
-        torch.no_grad(),
-    ):
-        twin.train(training)
-        with recording:
-            twin(*copy.deepcopy(inputs))
+        module.register_forward_pre_hook(recording.entering(path), prepend=True)
+        module.register_forward_hook(recording.leaving, always_call=True)
+    twin.train(training)
+    with results_forgotten(twin), torch.random.fork_rng(devices=[]), torch.no_grad(), recording:
+        twin(*copy.deepcopy(inputs))
     return recording
 
 

@@ -32,10 +32,8 @@ def expand(cursor: Cursor, a: Arguments) -> Traced:
     if not isinstance(getattr(a, "other", None), Traced):
         old = (1,) * (len(shape) - len(a.self.shape)) + a.self.shape
         for dim, axis in enumerate(axes):
-            source = cursor.source(dim)
-            if source is not None and axis is not None:
+            if axis is not None and cursor.follow_source(dim, axis):
                 cursor.guess()
-                cursor.follow(source, axis)
         _size(cursor, axes, [i for i, size in enumerate(shape) if old[i] == 1 < size])
     return cursor.output(axes)
 
@@ -46,7 +44,10 @@ def _size(cursor: Cursor, axes: list[TracedAxis], dims: Sequence[int]) -> None:
     batch, last = cursor.found.known.batch, len(axes) - 1
     dims = [dim for dim in dims if cursor.shape[dim] != batch or dim == last]
     if given and cursor.misreading is None and not cursor.failures:
-        _follow_sources(cursor, axes, given)
+        cursor.guess()
+        for shown in given:
+            axes[shown] = cursor.found.fresh_axis(cursor.shape[shown])
+            cursor.follow_source(shown, axes[shown])
         other = _channels(cursor, [dim for dim in dims if dim not in given])
         if other is not None:
             axes[other] = cursor.found.fresh_axis(cursor.shape[other])
@@ -75,16 +76,6 @@ def _size(cursor: Cursor, axes: list[TracedAxis], dims: Sequence[int]) -> None:
     sized = place if dim is None else dim
     if sized is not None and name is not None:
         cursor.bind(cursor.layer, name, axes[sized] or (), is_tried=True)
-
-
-def _follow_sources(cursor: Cursor, axes: list[TracedAxis], dims: Sequence[int]) -> None:
-    """Has new dimensions follow the attributes that they come from, if those follow channels."""
-    cursor.guess()
-    for dim in dims:
-        source = cursor.source(dim)
-        assert source is not None
-        axes[dim] = cursor.found.fresh_axis(cursor.shape[dim])
-        cursor.follow(source, axes[dim])
 
 
 def _followed(

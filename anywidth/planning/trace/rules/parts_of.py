@@ -193,10 +193,7 @@ def _up_to_attributes(cursor: Cursor, axis: Pieces, start: int, end: int) -> Tra
     """Entries from or to a number that a module keeps: the parts before, between and after."""
     before, within, after = _around(cursor, axis, start, end)
     for place, (first, rest) in enumerate(((before, True), (before + within, after))):
-        source = cursor.source(place)
-        if source is not None and first:
-            cursor.follow(source, first)
-        elif first and rest:
+        if first and not cursor.follow_source(place, first) and rest:
             cursor.solver.fix(first, f"cut at a constant place by {cursor.place}")
     return within
 
