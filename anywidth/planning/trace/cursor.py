@@ -51,7 +51,7 @@ class Reporter:
 
     def unify(self, first: TracedAxis, second: TracedAxis) -> TracedAxis:
         constant = f"{MEETS_CONSTANT} in {self.place}"
-        return self.solver.unify(first, second, constant, self._uneven)
+        return self.solver.unify(first, second, constant, self.uneven)
 
     def fix(self, values: Any, reason: str) -> None:
         """Fix every axis of a tensor, or of several tensors."""
@@ -63,7 +63,8 @@ class Reporter:
                 self.fix(value, reason)
 
     @property
-    def _uneven(self) -> str:
+    def uneven(self) -> str:
+        """Why an axis stays that the operation would cut inside a channel."""
         return f"cut inside a unit by {self.place}"
 
     def follow(self, source: SizeSource, axis: TracedAxis) -> None:
@@ -250,15 +251,11 @@ class Cursor(Reporter):
             if len(pieces) == 1 and pieces[0][1] % count == 0:
                 self.found.moving.append(self.place)
                 return [((pieces[0][0], pieces[0][1] // count),)] * count
-            self.fix_uneven(axis)
+            self.solver.fix(axis, self.uneven)
             return [None] * count
         for part in parts[1:]:
             self.unify(parts[0], part)
         return parts
-
-    def fix_uneven(self, axis: TracedAxis) -> None:
-        """Fix an axis that the operation would cut inside a channel."""
-        self.solver.fix(axis, self._uneven)
 
     # ---- what follows from it ---------------------------------------------------------------
 

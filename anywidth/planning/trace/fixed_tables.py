@@ -113,9 +113,7 @@ def _stretches(row: Tensor) -> int | None:
         return None
     for parts in (n for n in range(2, MOST_PARTS + 1) if len(row) % n == 0 and len(row) > n):
         blocks = row.unflatten(0, (parts, -1))
-        if torch.equal(blocks, blocks[:1].expand_as(blocks)):
-            return parts
-        if torch.equal(blocks, blocks[:, :1].expand_as(blocks)):
+        if any(torch.equal(blocks, one.expand_as(blocks)) for one in (blocks[:1], blocks[:, :1])):
             return parts
     return None
 

@@ -16,7 +16,7 @@ from anywidth.planning.trace.value import shape_of
 # `torch.autocast` and `torch.no_grad` in a forward: the code inside becomes a separate graph.
 REGIONS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
 
-# Passed on the way from a tensor of one number to what it scales.
+# Operations that return the entries of the tensor they take.
 CASTS = ("to", "_to_copy", "type_as", "clone", "detach", "alias", "lift_fresh_copy", "contiguous")
 # Operations whose numbers say how much, not along which dimension or how large.
 COMPUTED_WITH = ("mul", "div", "add", "sub", "rsub", "pow", "lerp", "addcmul", "addcdiv",

@@ -210,7 +210,7 @@ def _split(
     try:
         parts = solver.cut(axis, [sizes[place] * after] * before)
     except Unsplittable:
-        cursor.fix_uneven(axis)
+        solver.fix(axis, cursor.uneven)
         return place, None
     found = solver.new(sizes[place])
     if known is None:

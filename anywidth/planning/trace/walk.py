@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 from anywidth.planning.trace.cursor import Cursor, Reporter
 from anywidth.planning.trace.fixed_tables import meets_channels
 from anywidth.planning.trace.nodes import (
+    CASTS,
     are_met_by_entry,
     gives_indices,
     is_in_place,
@@ -38,8 +39,6 @@ from anywidth.planning.trace.trace_findings import Findings
 from anywidth.planning.trace.value import Traced, as_constant
 from anywidth.planning.trace.width_constants import look_for_constant
 
-# Operations that return the entries of the tensor they take.
-COPIES = ("lift_fresh_copy", "detach", "clone", "alias", "contiguous", "to", "_to_copy")
 # Why the outputs of a network stay whole.
 OUTPUT = "is an output of the model"
 
@@ -120,7 +119,7 @@ class Walk:
         result = RULES[op](cursor, SimpleNamespace(**(bound | keywords)))
         if arguments and isinstance(result, Traced) and self._is_of(op, arguments[0]):
             result = replace(result, source=arguments[0].source)
-        if op in COPIES and isinstance(arguments[0], Traced) and isinstance(result, Traced):
+        if op in CASTS and isinstance(arguments[0], Traced) and isinstance(result, Traced):
             result = replace(result, numbers=arguments[0].numbers)
         self.values[node] = result
         look_for_constant(cursor, self.values)
@@ -189,7 +188,7 @@ class Walk:
 
 def _is_filled(node: Node) -> bool:
     """Whether all entries of a tensor are one number."""
-    return op_name(passed_through(node, (*COPIES, *VIEWS)).target) in FILLED
+    return op_name(passed_through(node, (*CASTS, *VIEWS)).target) in FILLED
 
 
 def _without_rule(cursor: Cursor, given: Sequence[Any]) -> Any:

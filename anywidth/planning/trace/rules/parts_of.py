@@ -54,7 +54,8 @@ def _known_parts(cursor: Cursor, axis: Pieces, sizes: Sequence[int]) -> Sequence
     guesses = [*_from_attributes(cursor, parts), [], *_listed(cursor, parts, sizes)]
     guesses += [[_held(cursor, name, parts[0])] for name in cursor.sized_by(sizes[0])]
     guesses += [[_held(cursor, name, axis)] for name in cursor.sized_by(sum(sizes)) if is_equal]
-    _bind(cursor, cursor.next_guess(guesses) or [])
+    for source, followed in cursor.next_guess(guesses) or []:
+        cursor.follow(source, followed)
     cursor.guess()
     return parts
 
@@ -78,10 +79,11 @@ def _unequal(cursor: Cursor, axis: Pieces, sizes: Sequence[int]) -> Sequence[Tra
     for held in [inner, own] if inner != own else [own]:
         named = zip(held, parts, strict=True)
         guesses.append([_held(cursor, name, part) for names, part in named for name in names])
-    tried = None if cursor.misreading else cursor.next_guess(guesses)
+    tried = (None if cursor.misreading else cursor.next_guess(guesses)) or []
     cursor.guess()
-    _bind(cursor, tried or [])
-    bound = solver.variables(axis for _, axis in tried or [])
+    for source, followed in tried:
+        cursor.follow(source, followed)
+    bound = solver.variables(axis for _, axis in tried)
     for part in parts:
         if bound.isdisjoint(solver.variables([part])):
             solver.fix(part, reason)
@@ -118,11 +120,6 @@ def _held(cursor: Cursor, name: str, axis: TracedAxis, place: int | None = None)
     if child in cursor.module._modules:
         return SizeSource(f"{cursor.layer}.{child}".strip("."), attribute, place), axis
     return SizeSource(cursor.layer, name, place), axis
-
-
-def _bind(cursor: Cursor, bindings: Sequence[Binding]) -> None:
-    for source, axis in bindings:
-        cursor.follow(source, axis)
 
 
 def without_dim(cursor: Cursor, a: Arguments) -> Traced | list[Traced]:
