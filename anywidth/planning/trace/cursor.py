@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -114,6 +114,7 @@ class Cursor(Reporter):
     Args:
         meta: its results, as the graph shows them.
         node: its place in the graph.
+        values: the results of the operations up to it.
         is_batched: whether it depends on the network's input, not only on parameters.
         leaves: whether its result, or an index that it returns, is part of the network's output:
             there is no product in between.
@@ -121,6 +122,7 @@ class Cursor(Reporter):
 
     meta: Any
     node: Node
+    values: Mapping[Node, Any]
     is_batched: bool
     leaves: bool
 

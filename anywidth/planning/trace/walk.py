@@ -110,7 +110,7 @@ class Walk:
         if not node.users and not is_in_place(node):
             return as_constant(meta)  # code that only reads its size
         leaves = (node in self.leaving and not self._compares(node)) or gives_indices(node)
-        cursor = Cursor(self.found, op, layer_of(node), meta, node, is_batched, leaves)
+        cursor = Cursor(self.found, op, layer_of(node), meta, node, self.values, is_batched, leaves)
         if op not in RULES or not hasattr(node.target, "_schema"):
             return _without_rule(cursor, [*arguments, *keywords.values()])
         names = node.target._schema.arguments
@@ -122,7 +122,7 @@ class Walk:
         if op in CASTS and isinstance(arguments[0], Traced) and isinstance(result, Traced):
             result = replace(result, numbers=arguments[0].numbers)
         self.values[node] = result
-        look_for_constant(cursor, self.values)
+        look_for_constant(cursor)
         return result
 
     def _is_of(self, op: str, given: Any) -> bool:

@@ -40,20 +40,19 @@ SCORES = ("matmul", "bmm", "einsum", "scaled_dot_product_attention")
 SUMMED = ("einsum", "matmul", "bmm")
 
 
-def look_for_constant(cursor: Cursor, values: dict[Node, Any]) -> None:
+def look_for_constant(cursor: Cursor) -> None:
     """Report a number by which the present operation multiplies or divides, if it is a power."""
-    node = cursor.node
-    if _is_power(cursor, node, values):
+    if _is_power(cursor):
         return
-    for number in numbers_in(node):
-        source = _worked_out_from(cursor, node, number)
+    for number in numbers_in(cursor.node):
+        source = _worked_out_from(cursor, number)
         if source is not None:
-            _report_source(cursor, source, number, values)
+            _report_source(cursor, source, number)
 
 
-def _worked_out_from(cursor: Cursor, node: Node, number: float) -> SizeSource | None:
+def _worked_out_from(cursor: Cursor, number: float) -> SizeSource | None:
     is_plain = number in (-1.0, 0.0, 1.0, 2.0)
-    return None if is_plain else cursor.found.known.sources.of_number(node, number)
+    return None if is_plain else cursor.found.known.sources.of_number(cursor.node, number)
 
 
 def _held_size(cursor: Cursor, source: SizeSource) -> int:
@@ -62,42 +61,40 @@ def _held_size(cursor: Cursor, source: SizeSource) -> int:
     return size
 
 
-def _report_source(
-    cursor: Cursor, source: SizeSource, number: float, values: dict[Node, Any]
-) -> None:
+def _report_source(cursor: Cursor, source: SizeSource, number: float) -> None:
     """Report a number that was worked out from an attribute which has the size of an axis."""
-    node = cursor.node
     size = _held_size(cursor, source)
     is_of_head = is_size_of_head(source.name) or is_number_of_heads(source.name)
-    features = _scored_features(node, values)
+    features = _scored_features(cursor)
     stays = any(length == size and not cursor.solver.is_open(axis) for length, axis in features)
     # Used as it is, the attribute may mean something else; means of channels are found as powers.
     is_itself = math.isclose(number, size) or math.isclose(number * size, 1)
     if size < FEWEST or is_of_head or stays or is_itself:
         return
-    for axis in _related(node, values):
+    for axis in _related(cursor):
         if cursor.solver.size(axis) == size and cursor.solver.is_open(axis):
-            constant = WidthConstant(node, cursor.place, number, axis, source=source)
-            if not _stays_anyway(cursor, constant, values):
+            constant = WidthConstant(cursor.node, cursor.place, number, axis, source=source)
+            if not _stays_anyway(cursor, constant):
                 _report(cursor, constant, is_explained=False)
             return
 
 
-def _is_power(cursor: Cursor, node: Node, values: dict[Node, Any]) -> bool:
+def _is_power(cursor: Cursor) -> bool:
     """Whether the operation scales by a power of the size of an axis; if so, it is reported."""
-    number, tolerance, name = number_of(node), 1e-6, None
+    number, tolerance, name = number_of(cursor.node), 1e-6, None
     if number is None and cursor.op in ("mul", "div"):
-        number, tolerance, name = _held_number(cursor, node, values)
+        number, tolerance, name = _held_number(cursor)
     if number is None or number <= 0:
         return False
-    if _is_of_features(cursor, node, number, values):
+    if _is_of_features(cursor, number):
         return True
-    inputs = _scaled_inputs(cursor, number, values) if name is None else None
+    inputs = _scaled_inputs(cursor, number) if name is None else None
     if inputs is not None and cursor.solver.is_open(inputs):
-        _report(cursor, WidthConstant(node, cursor.place, number, inputs, -0.5), is_explained=False)
+        constant = WidthConstant(cursor.node, cursor.place, number, inputs, -0.5)
+        _report(cursor, constant, is_explained=False)
         return True
-    own = cursor.solver.variables(_axes(node, values))
-    for axis in _related(node, values):
+    own = cursor.solver.variables(_axes(cursor, cursor.node))
+    for axis in _related(cursor):
         is_summed = own.isdisjoint(cursor.solver.variables([axis]))
         powers = ROOTS + MEANS if is_summed else ROOTS
         power = _power(number, cursor.solver.size(axis), powers, tolerance)
@@ -106,19 +103,19 @@ def _is_power(cursor: Cursor, node: Node, values: dict[Node, Any]) -> bool:
         if name is not None:
             cursor.found.scales[name] = (axis, power)
         else:
-            constant = WidthConstant(node, cursor.place, number, axis, power)
-            _report(cursor, constant, is_explained=_stays_anyway(cursor, constant, values))
+            constant = WidthConstant(cursor.node, cursor.place, number, axis, power)
+            _report(cursor, constant, is_explained=_stays_anyway(cursor, constant))
         return True
     return False
 
 
-def _scaled_inputs(cursor: Cursor, number: float, values: dict[Node, Any]) -> TracedAxis:
+def _scaled_inputs(cursor: Cursor, number: float) -> TracedAxis:
     """The inputs of a weight that is scaled by 1/sqrt(their number times the kernel's), or None.
 
     The gain of an activation, such as sqrt(2), is often part of the number. What is scaled is the
     weight itself (equalized learning rates), or the scale of a normalised weight (NFNets).
     """
-    held = [values.get(node) for node in cursor.node.all_input_nodes]
+    held = [cursor.values.get(node) for node in cursor.node.all_input_nodes]
     weight = cursor.found.tensors.get(f"{cursor.layer}.weight")
     is_own = all(
         isinstance(v, Traced) and (v.source or "").startswith(f"{cursor.layer}.") for v in held
@@ -147,9 +144,9 @@ def _report(cursor: Cursor, constant: WidthConstant, is_explained: bool) -> None
         cursor.bind(source.path, source.name, constant.axis, source.place, power, whole)
 
 
-def _stays_anyway(cursor: Cursor, constant: WidthConstant, values: dict[Node, Any]) -> bool:
+def _stays_anyway(cursor: Cursor, constant: WidthConstant) -> bool:
     """Whether an axis that never narrows has this size too, so that the number may be its power."""
-    read = [values.get(node) for node in (constant.node, *constant.node.all_input_nodes)]
+    read = [cursor.values.get(node) for node in (constant.node, *constant.node.all_input_nodes)]
     size = cursor.solver.size(constant.axis)
     return any(
         axis is None and length == size
@@ -178,7 +175,7 @@ def _attributes(
         if type(value) in (int, float) and not name.startswith("_")
     ]
     counts = [held for held, value in kept if type(value) is int and value == size]
-    known = _worked_out_from(cursor, constant.node, constant.number)
+    known = _worked_out_from(cursor, constant.number)
     found: list[tuple[SizeSource, float | None, float | None]] = []
     if known is not None and _held_size(cursor, known) == size:
         found.append((known._replace(ratio=Fraction(1)), None, None))
@@ -192,12 +189,10 @@ def _attributes(
     return found + [(held, None, None) for held in counts if is_number_of_heads(held.name)]
 
 
-def _held_number(
-    cursor: Cursor, node: Node, values: dict[Node, Any]
-) -> tuple[float | None, float, str | None]:
+def _held_number(cursor: Cursor) -> tuple[float | None, float, str | None]:
     """The buffer of one number that an operation multiplies by: its value, tolerance and name."""
-    for factor in node.all_input_nodes:
-        value = values.get(passed_through(factor, CASTS))
+    for factor in cursor.node.all_input_nodes:
+        value = cursor.values.get(passed_through(factor, CASTS))
         if not isinstance(value, Traced) or not cursor.found.is_constant(value) or value.shape:
             continue
         assert value.source is not None
@@ -209,30 +204,30 @@ def _held_number(
     return None, 0, None
 
 
-def _is_of_features(cursor: Cursor, node: Node, number: float, values: dict[Node, Any]) -> bool:
+def _is_of_features(cursor: Cursor, number: float) -> bool:
     """Whether a number scales what two tensors have in common by a constant number of features.
 
     Heads of attention may be as many as each has features; those are summed over, heads are not.
     """
     return any(
         not cursor.solver.is_open(axis) and _power(number, size, ROOTS, 1e-6) is not None
-        for size, axis in _scored_features(node, values)
+        for size, axis in _scored_features(cursor)
     )
 
 
-def _scored_features(node: Node, values: dict[Node, Any]) -> list[tuple[int, TracedAxis]]:
+def _scored_features(cursor: Cursor) -> list[tuple[int, TracedAxis]]:
     """The axes that scores before or after an operation sum over, with their sizes."""
-    products = _summed_scores([node], values, SCORES)
-    before = [feature for product in products for feature in _features(product, values)]
-    return before + _later_features(node, values)
+    products = _summed_scores(cursor, [cursor.node], SCORES)
+    before = [feature for product in products for feature in _features(cursor, product)]
+    return before + _later_features(cursor)
 
 
-def _later_features(node: Node, values: dict[Node, Any]) -> list[tuple[int, TracedAxis]]:
+def _later_features(cursor: Cursor) -> list[tuple[int, TracedAxis]]:
     """The last axis of a tensor, with its size, if scores of attention will be summed over it."""
-    value = values.get(node)
+    value = cursor.values.get(cursor.node)
     if not isinstance(value, Traced) or not value.shape:
         return []
-    left, seen, size = [(node, MOST_STEPS)], {node}, value.shape[-1]
+    left, seen, size = [(cursor.node, MOST_STEPS)], {cursor.node}, value.shape[-1]
     while left:
         passed, steps = left.pop(0)
         for user in passed.users.keys() - seen:
@@ -247,11 +242,11 @@ def _later_features(node: Node, values: dict[Node, Any]) -> list[tuple[int, Trac
     return []
 
 
-def _features(product: Node, values: dict[Node, Any]) -> list[tuple[int, TracedAxis]]:
+def _features(cursor: Cursor, product: Node) -> list[tuple[int, TracedAxis]]:
     """The axes that a product of two tensors sums over, with their sizes."""
     is_einsum = op_name(product.target) == "einsum"
     given: Any = product.args[1] if is_einsum else product.args[:2]
-    factors = [found for node in given if isinstance(found := values.get(node), Traced)]
+    factors = [found for node in given if isinstance(found := cursor.values.get(node), Traced)]
     if not len(factors) == len(given) == 2:
         return []
     first, second = factors
@@ -263,24 +258,23 @@ def _features(product: Node, values: dict[Node, Any]) -> list[tuple[int, TracedA
     return [(first.shape[i], first.axes[i]) for i in places]
 
 
-def _related(node: Node, values: dict[Node, Any]) -> Iterator[Pieces]:
+def _related(cursor: Cursor) -> Iterator[Pieces]:
     """Axes of what is scaled, and those that were summed over to come to it."""
-    yield from _axes(node, values)
+    node = cursor.node
+    yield from _axes(cursor, node)
     for _ in range(MOST_STEPS):
-        yield from (axis for read in node.all_input_nodes for axis in _axes(read, values))
-        tensors = [n for n in node.all_input_nodes if isinstance(values.get(n), Traced)]
-        wide = [n for n in tensors if values[n].shape]
+        yield from (axis for read in node.all_input_nodes for axis in _axes(cursor, read))
+        tensors = [n for n in node.all_input_nodes if isinstance(cursor.values.get(n), Traced)]
+        wide = [n for n in tensors if cursor.values[n].shape]
         if op_name(node.target) not in PRODUCTS and len(wide) > 1:
-            for product in _summed_scores(wide, values, SUMMED):
-                yield from (a for read in product.all_input_nodes for a in _axes(read, values))
+            for product in _summed_scores(cursor, wide, SUMMED):
+                yield from (a for read in product.all_input_nodes for a in _axes(cursor, read))
         if op_name(node.target) in PRODUCTS or len(wide) != 1:
             return
         node = wide[0]
 
 
-def _summed_scores(
-    terms: Sequence[Node], values: dict[Node, Any], kinds: Sequence[str]
-) -> Iterator[Node]:
+def _summed_scores(cursor: Cursor, terms: Sequence[Node], kinds: Sequence[str]) -> Iterator[Node]:
     """Products that are added before their sum is scaled: scores of content and of position."""
     left = [(node, MOST_STEPS) for node in terms]
     while left:
@@ -288,12 +282,12 @@ def _summed_scores(
         if op_name(node.target) in kinds:
             yield node
         elif op_name(node.target) not in PRODUCTS and steps > 0:
-            read = [n for n in node.all_input_nodes if getattr(values.get(n), "shape", None)]
+            read = [n for n in node.all_input_nodes if getattr(cursor.values.get(n), "shape", None)]
             left += [(n, steps - 1) for n in read] if len(read) < 3 else []
 
 
-def _axes(node: Node, values: dict[Node, Any]) -> list[Pieces]:
-    value = values.get(node)
+def _axes(cursor: Cursor, node: Node) -> list[Pieces]:
+    value = cursor.values.get(node)
     return [a for a in value.axes if a is not None] if isinstance(value, Traced) else []
 
 
