@@ -57,8 +57,7 @@ class SizeSources:
         if training not in self._recordings:
             self._recordings[training] = None  # it may run only while it is exported
             with contextlib.suppress(Exception):
-                recording = _record(self._model, self._inputs, training)
-                self._recordings[training] = recording
+                self._recordings[training] = _record(self._model, self._inputs, training)
         return self._recordings[training]
 
     def of(self, node: Node) -> Sizes:
