@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from anywidth.errors import AnywidthError
 from anywidth.planning.call_arguments import positional_arguments
@@ -68,9 +68,7 @@ def example_inputs(model: nn.Module, plan: Plan, given: Any = None) -> tuple[Any
     first = next(iter(model.parameters()), None)
     device = first.device if first is not None else torch.device("cpu")
 
-    def placed(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
+    def placed(value: Tensor) -> Tensor:
         both_float = value.is_floating_point() and first is not None and first.is_floating_point()
         return value.to(device, first.dtype if both_float and first is not None else value.dtype)
 
@@ -79,7 +77,7 @@ def example_inputs(model: nn.Module, plan: Plan, given: Any = None) -> tuple[Any
         _made(argument, f"argument {number} of {type(model).__name__}", generator)
         for number, argument in enumerate(plan.example, 1)
     )
-    return tuple(tree_map(placed, inputs))
+    return tuple(tree_map_only(Tensor, placed, inputs))
 
 
 def _made(argument: Example, name: str, generator: torch.Generator) -> Any:

@@ -103,8 +103,11 @@ def build_plan(found: Findings) -> tuple[Plan, Guesses]:
             if (segments := axis_of(axis)) is not None
         },
         folds=list(found.folds),
-        notes=_notes(found),
+        notes=[*(f"not counted: {op}" for op in found.uncounted), *found.notes],
     )
+    if found.moving:
+        places = ", ".join(dict.fromkeys(found.moving))
+        plan.notes.append(f"{places}: later parts are other channels at other widths")
     for maker in found.makers:
         axis = axis_of(maker.axis)  # of several, one that narrows
         plan.outputs[maker.layer] = plan.outputs.get(maker.layer) or axis
@@ -133,14 +136,6 @@ def build_plan(found: Findings) -> tuple[Plan, Guesses]:
         for group, names in tried.items()
     ]
     return plan, guesses
-
-
-def _notes(found: Findings) -> list[str]:
-    notes = [f"not counted: {op}" for op in found.uncounted] + found.notes
-    if found.moving:
-        places = ", ".join(dict.fromkeys(found.moving))
-        notes.append(f"{places}: later parts are other channels at other widths")
-    return notes
 
 
 def _once_an_example(

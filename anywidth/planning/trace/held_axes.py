@@ -151,7 +151,7 @@ def keep_constants(found: Findings) -> None:
     for piece in solver.pieces(tuple((variable, 1) for variable in found.fresh)):
         if piece[0] not in learned:
             solver.fix((piece,), "an axis of a new tensor")
-    for name in found.buffers & found.tensors.keys():
+    for name in (name for name in found.tensors if name in found.buffers):
         for axis in found.tensors[name].axes:
             for piece in solver.pieces(axis):
                 if piece[0] not in made:
