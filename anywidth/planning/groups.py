@@ -382,8 +382,7 @@ class Plan:
 
     def held_back(self) -> list[HeldBack]:
         """What stays whole at the narrowest width but for outputs, by reason."""
-        full, narrow = self._units(self.full), self._units(self.narrowest)
-        return held_back(self.groups, self.costs, full, narrow, self.widths.low)
+        return held_back(self, self._units(self.full), self._units(self.narrowest))
 
     def elastic_layers(self) -> tuple[int, int]:
         """(layers whose whole output is elastic, all convolution and linear layers)."""

@@ -7,10 +7,13 @@ width, and a product of which both sides narrow shrinks with its square.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
-from anywidth.planning.parts import ChannelGroup, CostTerm
+from anywidth.planning.parts import ChannelGroup
+
+if TYPE_CHECKING:
+    from anywidth.planning.groups import Plan
 
 # Reasons that a user gave.
 CHOSEN = ("pinned by the user", "only ")
@@ -36,30 +39,24 @@ class HeldBack(NamedTuple):
         return f"{self.share:.0%} {names}: {self.reason}"
 
 
-def held_back(
-    groups: Mapping[str, ChannelGroup],
-    costs: Iterable[CostTerm],
-    full: Mapping[str, int],
-    narrow: Mapping[str, int],
-    low: float,
-) -> list[HeldBack]:
-    """What stays whole at the narrowest width `low`, by reason, the most costly first.
+def held_back(plan: Plan, full: Mapping[str, int], narrow: Mapping[str, int]) -> list[HeldBack]:
+    """What stays whole at the narrowest width, by reason, the most costly first.
 
-    `full` and `narrow` are the numbers of active units at both ends.
+    `full` and `narrow` are the numbers of active units at full and at that width.
     Not the outputs of the network, which nothing reads, nor what a user pinned.
     """
-    stays = {g.name: _kind(str(g.fixed)) for g in groups.values() if _is_held(g)}
+    stays = {g.name: _kind(str(g.fixed)) for g in plan.groups.values() if _is_held(g)}
     whole = 0
     freed: dict[str, float] = {}
-    for term in costs:
+    for term in plan.costs:
         whole += term.macs(full)
         own = (*term.whole, *(name for axis in term.axes for name, _ in axis))
         kind = next((stays[name] for name in own if name in stays), None)
         if kind is not None:
-            freed[kind] = freed.get(kind, 0.0) + term.macs(narrow) * (1 - low)
+            freed[kind] = freed.get(kind, 0.0) + term.macs(narrow) * (1 - plan.widths.low)
     found = []
     for kind, macs in sorted(freed.items(), key=lambda item: -item[1]):
-        alike = [g for g in groups.values() if stays.get(g.name) == kind]
+        alike = [g for g in plan.groups.values() if stays.get(g.name) == kind]
         layers = tuple(dict.fromkeys(maker for group in alike for maker in group.makers))
         found.append(HeldBack(str(alike[0].fixed), layers, macs / whole if whole else 0.0))
     return found

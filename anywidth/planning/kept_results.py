@@ -66,12 +66,9 @@ def _filled_in_code(kind: Any) -> frozenset[str]:
 
 def _attributes_of(function: Any, operation: str) -> frozenset[str]:
     """The attributes that are named in the lines in which an operation occurs."""
-    lines: dict[int | None, set[str]] = {}
-    with_operation: set[int | None] = set()
-    for step in dis.get_instructions(function):
-        line = step.positions.lineno if step.positions is not None else None
-        if step.opname == "LOAD_ATTR":
-            lines.setdefault(line, set()).add(step.argval)
-        elif step.opname == operation:
-            with_operation.add(line)
-    return frozenset(name for line in with_operation for name in lines.get(line, ()))
+    steps = [
+        (step.positions.lineno if step.positions is not None else None, step.opname, step.argval)
+        for step in dis.get_instructions(function)
+    ]
+    lines = {line for line, name, _ in steps if name == operation}
+    return frozenset(held for line, name, held in steps if name == "LOAD_ATTR" and line in lines)
