@@ -79,32 +79,24 @@ class Reporter:
             joined = found * times if len(pieces) > 1 else scaled(found, times)
             self.unify(axis, joined)
             pieces = found
-        self.bind(source.path, source.name, pieces * parts, source.place, is_tried=True)
+        axis = pieces * parts
+        self.bind(Follower(source.path, source.name, axis, source.place, is_tried=True))
 
-    def bind(
-        self,
-        path: str,
-        name: str,
-        axis: Pieces,
-        place: int | None = None,
-        power: float | None = None,
-        whole: float | None = None,
-        is_tried: bool = False,
-    ) -> None:
+    def bind(self, new: Follower) -> None:
         """Let an attribute follow an axis; all axes that it follows shrink together.
 
-        It is one number, however many operations read it. `is_tried`: a rehearsal must show it.
+        It is one number, however many operations read it.
         """
         model = self.found.known.model
-        module = model.get_submodule(path)
+        module = model.get_submodule(new.path)
         for other in self.found.followers:
-            is_same = (other.attribute, other.place) == (name, place)
+            is_same = (other.attribute, other.place) == (new.attribute, new.place)
             if is_same and model.get_submodule(other.path) is module:
-                are_fresh = self.found.is_fresh(other.axis) and self.found.is_fresh(axis)
-                self.unify(other.axis, axis)
+                are_fresh = self.found.is_fresh(other.axis) and self.found.is_fresh(new.axis)
+                self.unify(other.axis, new.axis)
                 if are_fresh:
-                    self.found.fresh |= self.solver.variables([axis])
-        self.found.followers.append(Follower(path, name, axis, place, power, whole, is_tried))
+                    self.found.fresh |= self.solver.variables([new.axis])
+        self.found.followers.append(new)
 
 
 @dataclass(frozen=True)
@@ -276,7 +268,8 @@ class Cursor(Reporter):
         """Let an attribute of the present module follow an axis, if the module has it."""
         held = vars(self.module).get(name)
         if axis is not None and held is not None:
-            self.bind(self.layer, name, axis, None if isinstance(held, int) else place)
+            place = None if isinstance(held, int) else place
+            self.bind(Follower(self.layer, name, axis, place))
 
     def count(self, value: Traced, inner: Sequence[tuple[int, TracedAxis]], times: int = 1) -> None:
         """Count the multiply-adds of a product: its result times the axes that are summed over."""

@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 from anywidth.planning.trace.cursor import Reporter
 from anywidth.planning.trace.exported_graphs import Exports, held_tensors, unused
 from anywidth.planning.trace.solver import Pieces, TracedAxis, scaled
-from anywidth.planning.trace.trace_findings import Findings
+from anywidth.planning.trace.trace_findings import Findings, Follower
 from anywidth.planning.trace.value import Traced, shape_of
 
 
@@ -67,9 +67,9 @@ def tie_attention(found: Findings, padded: set[nn.Module]) -> None:
         heads, width = tied
         reporter = Reporter(found, "MultiheadAttention", path)
         same = ("embed_dim", "kdim", "vdim") if module._qkv_same_embed_dim else ("embed_dim",)
-        reporter.bind(path, "num_heads", heads)
+        reporter.bind(Follower(path, "num_heads", heads))
         for name in same:
-            reporter.bind(path, name, width)
+            reporter.bind(Follower(path, name, width))
     for call in found.known.sources.attentions:
         if isinstance(found.known.model.get_submodule(call.path), nn.MultiheadAttention):
             continue
@@ -134,7 +134,7 @@ def tie_recurrent(found: Findings) -> None:
         ):
             held = found.tensors.get(prefix + name + suffix)
             if held is not None and held.axes[1] is not None:
-                reporter.bind(path, attribute, held.axes[1])
+                reporter.bind(Follower(path, attribute, held.axes[1]))
 
 
 def keep_constants(found: Findings) -> None:

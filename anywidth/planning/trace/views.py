@@ -14,6 +14,7 @@ from anywidth.planning.held_numbers import (
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.known_ints import SizeSource
 from anywidth.planning.trace.solver import Pieces, TracedAxis, Unsplittable, scaled
+from anywidth.planning.trace.trace_findings import Follower
 from anywidth.planning.trace.value import Traced
 
 # An axis that a merge repeats more often than this is fixed.
@@ -105,7 +106,7 @@ def _block(
         return constant
     if within is not None and misreading is not None and misreading.times == 1:
         place, found, name = within
-        cursor.bind(cursor.layer, name, found or (), is_tried=True)
+        cursor.bind(Follower(cursor.layer, name, found or (), is_tried=True))
         return {**constant, wide[place]: found}
     left = wide.index(rest) if rest in wide else None
     place, found = _split(cursor, merged, {i: sizes[i] for i in wide}, known, left)
@@ -218,7 +219,7 @@ def _split(
     for part in parts:
         cursor.unify(part, scaled(found, after))
     for name, times in names:
-        cursor.bind(cursor.layer, name, scaled(found, times) or ())
+        cursor.bind(Follower(cursor.layer, name, scaled(found, times) or ()))
     if not names:
         _follow_source(cursor, sources[place], found)
     return place, found

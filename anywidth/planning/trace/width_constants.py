@@ -22,7 +22,7 @@ from anywidth.planning.trace.nodes import CASTS, number_of, numbers_in, op_name,
 from anywidth.planning.trace.rules.products import spelled_out
 from anywidth.planning.trace.rules.table import ELEMENTWISE, PRODUCTS, VIEWS
 from anywidth.planning.trace.solver import Pieces, TracedAxis
-from anywidth.planning.trace.trace_findings import WidthConstant
+from anywidth.planning.trace.trace_findings import Follower, WidthConstant
 from anywidth.planning.trace.value import Traced, shape_of
 
 ROOTS = (0.5, -0.5)
@@ -141,7 +141,8 @@ def _report(cursor: Cursor, constant: WidthConstant, is_explained: bool) -> None
     cursor.found.constants.append(constant)
     if times > 0:
         source, whole, power = attributes[times - 1]
-        cursor.bind(source.path, source.name, constant.axis, source.place, power, whole)
+        axis, place = constant.axis, source.place
+        cursor.bind(Follower(source.path, source.name, axis, place, power, whole))
 
 
 def _stays_anyway(cursor: Cursor, constant: WidthConstant) -> bool:

@@ -11,6 +11,7 @@ from types import SimpleNamespace as Arguments
 
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.solver import TracedAxis
+from anywidth.planning.trace.trace_findings import Follower
 from anywidth.planning.trace.value import Traced
 
 
@@ -75,7 +76,7 @@ def _size(cursor: Cursor, axes: list[TracedAxis], dims: Sequence[int]) -> None:
         axes[dim] = cursor.found.fresh_axis(cursor.shape[dim])
     sized = place if dim is None else dim
     if sized is not None and name is not None:
-        cursor.bind(cursor.layer, name, axes[sized] or (), is_tried=True)
+        cursor.bind(Follower(cursor.layer, name, axes[sized] or (), is_tried=True))
 
 
 def _followed(

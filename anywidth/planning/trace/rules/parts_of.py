@@ -15,6 +15,7 @@ from anywidth.planning.held_numbers import held_numbers, is_number_of_heads
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.known_ints import SizeSource
 from anywidth.planning.trace.solver import Pieces, TracedAxis, Unsplittable
+from anywidth.planning.trace.trace_findings import Follower
 from anywidth.planning.trace.value import Traced, shape_of
 from anywidth.planning.trace.written_names import written_names
 
@@ -220,7 +221,7 @@ def _counted_by(number: Counted, cursor: Cursor, axis: Pieces, start: int, end: 
     part = _around(cursor, axis, start, end)[1]
     size = (end - start) // number.entries
     units = part if number.entries == 1 else cursor.in_units(part, size, number.entries)
-    cursor.bind(cursor.layer, number.name, units, is_tried=True)
+    cursor.bind(Follower(cursor.layer, number.name, units, is_tried=True))
     return part
 
 
