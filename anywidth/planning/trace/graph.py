@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -118,7 +119,11 @@ def _planned(
     model: nn.Module, inputs: tuple[Any, ...], parts: Sequence[str] | Literal["auto"] | None
 ) -> Plan:
     exports = Exports(model, inputs)
-    if parts is None or (parts == "auto" and _can_be_exported(exports)):
+    if parts == "auto":
+        with contextlib.suppress(AnywidthError):
+            _ = exports.traced
+            parts = None  # it can be exported as a whole
+    if parts is None:
         _check_exported(exports)
         found, _ = _trace(exports)
     else:
@@ -128,13 +133,6 @@ def _planned(
         found.notes.append(f"{', '.join(names)}, returned beside logits, may narrow")
     note_written_buffers(found, exports)
     return found
-
-
-def _can_be_exported(exports: Exports) -> bool:
-    try:
-        return bool(exports.traced)
-    except AnywidthError:
-        return False
 
 
 def _check_exported(exports: Exports) -> None:
