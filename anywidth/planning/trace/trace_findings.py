@@ -107,46 +107,35 @@ class Findings:
         self.known = known
         self.solver = Solver()
         self.buffers = {name for name, _ in known.model.named_buffers()}
-        # Parameters and buffers by name.
-        self.tensors: dict[str, Traced] = {}
-        # Every call of a convolution or linear layer, in order, and (layer, input axis) of them.
-        self.makers: list[Maker] = []
-        self.readers: list[tuple[str, TracedAxis]] = []
-        # Axes that learned weights make, inside or outside a layer.
-        self.made: list[TracedAxis] = []
+        self.tensors: dict[str, Traced] = {}  # parameters and buffers by name
+        self.makers: list[Maker] = []  # every call of a convolution or linear layer, in order
+        self.readers: list[tuple[str, TracedAxis]] = []  # (layer, input axis) of these calls
+        self.made: list[TracedAxis] = []  # axes that learned weights make, inside layers or not
         # Axes of parameters that products outside of layers sum over.
         self.summed: list[TracedAxis] = []
         # Axes of products of two activations: heads, and the axes their scores sum over.
         self.attended: list[TracedAxis] = []
-        # Axes that a reshape merges with others, so that none of them narrows.
-        self.merged: list[TracedAxis] = []
-        # The terms of the cost, and operations with weights for which none was counted.
-        self.products: list[Product] = []
-        self.uncounted: list[str] = []
-        # Attributes that follow an axis.
-        self.followers: list[Follower] = []
+        self.merged: list[TracedAxis] = []  # axes that a reshape merges, so that none narrows
+        self.products: list[Product] = []  # the terms of the cost
+        self.uncounted: list[str] = []  # operations with weights for which no cost was counted
+        self.followers: list[Follower] = []  # attributes that follow an axis
         # For each weight that output averaging scales, the index of its input axis.
         self.inputs: dict[str, int] = {}
         # Operations whose later parts begin at another place in a narrow network.
         self.moving: list[str] = []
-        # (layer, batch norm) in which only the norm reads the layer's output.
-        self.folds: list[tuple[str, str]] = []
+        self.folds: list[tuple[str, str]] = []  # (layer, batch norm) if only the norm reads it
         # Parameters and buffers that are combined with activations, but not as weights.
         self.joining: set[str] = set()
-        # Remarks for the reader of the plan.
-        self.notes: list[str] = []
+        self.notes: list[str] = []  # remarks for the reader of the plan
         # Numbers that should follow the width, which a rehearsal checks.
         self.constants: list[WidthConstant] = []
-        # Numbers that do not follow it, whatever attribute does.
-        self.staying: list[WidthConstant] = []
+        self.staying: list[WidthConstant] = []  # those that do not, whatever attribute does
         # For each buffer that is a power of an axis's size, the axis and the power.
         self.scales: dict[str, tuple[Pieces, float]] = {}
-        # Operations with a new guess, because a narrow network failed.
-        self.reread: set[Node] = set()
+        self.reread: set[Node] = set()  # operations with a new guess after a narrow network failed
         # Operations whose sizes may come from an attribute that was not tried.
         self.sized: set[Node] = set()
-        # Variables of new tensors' axes, until they meet channels.
-        self.fresh: set[int] = set()
+        self.fresh: set[int] = set()  # variables of new tensors' axes, until they meet channels
         # Operations whose sizes Python computed, with the results that rules guess.
         self.guesses: dict[Node, Any] = {}
         # Reshapes that cut an axis, with the part that narrows by a guess.

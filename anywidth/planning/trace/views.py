@@ -40,8 +40,7 @@ def reshape(cursor: Cursor, value: Traced, shape: Sequence[int], rest: int | Non
     if cursor.op not in SIZED_BY_TORCH and is_sized:
         cursor.guess()
     axes: list[TracedAxis] = []
-    old = 0
-    new = 0
+    old = new = 0
     while new < len(shape):
         olds, news = [], [new]
         new += 1
