@@ -117,18 +117,15 @@ class Walk:
         bound = {a.name: a.default_value for a in names if a.has_default_value()}
         bound |= {a.name: value for a, value in zip(names, arguments, strict=False)}
         result = RULES[op](cursor, SimpleNamespace(**(bound | keywords)))
-        if arguments and isinstance(result, Traced) and self._is_of(op, arguments[0]):
-            result = replace(result, source=arguments[0].source)
-        if op in CASTS and isinstance(arguments[0], Traced) and isinstance(result, Traced):
-            result = replace(result, numbers=arguments[0].numbers)
+        first = arguments[0] if arguments else None
+        if isinstance(first, Traced) and isinstance(result, Traced):
+            if op in VIEWS or (op in LOOKUPS and self.found.is_parameter(first)):
+                result = replace(result, source=first.source)
+            if op in CASTS:
+                result = replace(result, numbers=first.numbers)
         self.values[node] = result
         look_for_constant(cursor)
         return result
-
-    def _is_of(self, op: str, given: Any) -> bool:
-        """Whether an operation returns its argument, or some rows of a parameter."""
-        is_row = op in LOOKUPS and self.found.is_parameter(given)
-        return is_row or (op in VIEWS and isinstance(given, Traced))
 
     def _compares(self, node: Node) -> bool:
         """Whether an operation sums over an axis of two tensors, which may be any channels."""
