@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -35,10 +38,20 @@ def take(tensor: Tensor, axis: int, cut: Cut) -> Tensor:
 
 
 def held_tensor(module: nn.Module, name: str) -> Tensor | None:
-    """A module's whole parameter or buffer, whatever its width."""
-    if name in module._parameters:
-        return module._parameters[name]
-    return module._buffers.get(name)
+    """A whole parameter or buffer of a module, or of one inside it, whatever the width."""
+    path, _, key = name.rpartition(".")
+    owner = module.get_submodule(path)
+    return owner._parameters[key] if key in owner._parameters else owner._buffers.get(key)
+
+
+def copied(model: nn.Module, tensors: dict[int, Any]) -> nn.Module:
+    """A deep copy with other tensors in place of those with these identities."""
+    memo = dict(tensors)
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, Tensor):  # a weight that a hook computes
+                memo[id(value)] = value.detach()
+    return copy.deepcopy(model, memo)
 
 
 def is_converted(model: nn.Module) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from anywidth.errors import AnywidthError
 from anywidth.planning.call_arguments import positional_arguments
@@ -68,9 +68,7 @@ def example_inputs(model: nn.Module, plan: Plan, given: Any = None) -> tuple[Any
     first = next(iter(model.parameters()), None)
     device = first.device if first is not None else torch.device("cpu")
 
-    def placed(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
+    def placed(value: Tensor) -> Tensor:
         both_float = value.is_floating_point() and first is not None and first.is_floating_point()
         return value.to(device, first.dtype if both_float and first is not None else value.dtype)
 
@@ -79,23 +77,11 @@ def example_inputs(model: nn.Module, plan: Plan, given: Any = None) -> tuple[Any
         _made(argument, f"argument {number} of {type(model).__name__}", generator)
         for number, argument in enumerate(plan.example, 1)
     )
-    return tuple(tree_map(placed, inputs))
+    return tuple(tree_map_only(Tensor, placed, inputs))
 
 
 def _made(argument: Example, name: str, generator: torch.Generator) -> Any:
     """An argument like the one that was described; floats are random."""
-    if isinstance(argument, dict) and "value" in argument:
-        return argument["value"]
-    if isinstance(argument, dict) and "items" in argument:
-        return [_made(item, name, generator) for item in argument["items"]]
-    if isinstance(argument, dict) and "named" in argument:
-        return {key: _made(item, name, generator) for key, item in argument["named"].items()}
-    if isinstance(argument, dict) and "type" in argument:
-        raise AnywidthError(
-            f"{name} was a {argument['type']} in the plan's example, and a plan keeps only "
-            "tensors, numbers, text, and lists and dicts of these: pass the arguments again with "
-            "example_input=(...)"
-        )
     if not isinstance(argument, dict):
         shape, dtype = argument[0], getattr(torch, argument[1])
         if dtype is torch.uint8:  # pixels
@@ -103,6 +89,19 @@ def _made(argument: Example, name: str, generator: torch.Generator) -> Any:
         if dtype.is_floating_point or dtype.is_complex:
             return torch.randn(shape, generator=generator, dtype=dtype)
         return torch.zeros(shape, dtype=dtype)
+    match argument:
+        case {"value": value}:
+            return value
+        case {"items": items}:
+            return [_made(item, name, generator) for item in items]
+        case {"named": named}:
+            return {key: _made(item, name, generator) for key, item in named.items()}
+        case {"type": kind}:
+            raise AnywidthError(
+                f"{name} was a {kind} in the plan's example, and a plan keeps only tensors, "
+                "numbers, text, and lists and dicts of these: pass the arguments again with "
+                "example_input=(...)"
+            )
     shape, dtype = argument["shape"], getattr(torch, argument["dtype"])
     if "values" in argument:
         return torch.tensor(argument["values"]).to(dtype).reshape(shape)

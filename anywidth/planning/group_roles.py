@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -47,11 +48,10 @@ def with_roles(
 def _residual(groups: Mapping[str, ChannelGroup], order: Sequence[str]) -> set[str]:
     """Groups to which a layer adds what was computed from them before."""
     sources: dict[str, set[str]] = {name: set() for name in groups}
-    read: dict[str, list[str]] = {layer: [] for layer in order}
-    made: dict[str, list[str]] = {layer: [] for layer in order}
+    read, made = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     for name, group in groups.items():
         for layer in group.readers:
-            read.setdefault(layer, []).append(name)
+            read[layer].append(name)
         for layer in group.makers:
             made[layer].append(name)
     found: set[str] = set()

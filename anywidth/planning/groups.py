@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import copy
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +15,7 @@ from anywidth.planning.held_back import HeldBack, held_back
 from anywidth.planning.parts import AttributeSlot, Axis, ChannelGroup, CostTerm, Example, Segment
 from anywidth.planning.plan_checks import check_consistent
 from anywidth.planning.plan_json import fields_from_json, fields_to_json
-from anywidth.planning.plan_text import held_lines, plan_to_text
+from anywidth.planning.plan_text import plan_to_text
 from anywidth.width import ChannelConfig, Width, WidthRange, check_whole, whole_number
 
 __all__ = ["AttributeSlot", "Axis", "ChannelGroup", "CostTerm", "Plan", "Segment"]
@@ -252,14 +251,12 @@ class Plan:
 
     def macs(self, config: ChannelConfig) -> int:
         """Multiply-adds of one example at a valid configuration."""
-        units = {name: active // self.groups[name].unit for name, active in config.items()}
-        total = 0
-        for term in self.costs:
-            product = term.factor
-            for axis in term.axes:
-                product *= sum(units[group] * per_unit for group, per_unit in axis)
-            total += product
-        return total
+        units = self._units(config)
+        return sum(term.macs(units) for term in self.costs)
+
+    def _units(self, config: ChannelConfig) -> dict[str, int]:
+        """The number of active units of each group."""
+        return {name: active // self.groups[name].unit for name, active in config.items()}
 
     # ---- editing ----------------------------------------------------------------------------
 
@@ -320,14 +317,8 @@ class Plan:
                 f"group {name!r} needs a multiple of {group.unit} channels, and {multiple} times "
                 f"the channels of {base!r} is not always one"
             )
-        seen = {name}
-        link: str | None = base
-        while link is not None:
-            if link in seen:
-                raise AnywidthError(f"tying {name!r} to {base!r} would tie it to itself")
-            seen.add(link)
-            tied = self.groups[link].tied
-            link = tied[0] if tied else None
+        if name in self._tied_chain(base):
+            raise AnywidthError(f"tying {name!r} to {base!r} would tie it to itself")
         self.groups[name] = replace(group, tied=(base, times))
 
     def set_divisor(self, name: str, divisor: int) -> None:
@@ -375,39 +366,23 @@ class Plan:
 
     def base_first(self) -> list[str]:
         """Group names, each after the group it is tied to."""
-        order: list[str] = []
-        seen: set[str] = set()
-
-        def visit(name: str) -> None:
-            if name not in seen:
-                seen.add(name)
-                tied = self.groups[name].tied
-                if tied:
-                    visit(tied[0])
-                order.append(name)
-
-        for name in self.groups:
-            visit(name)
-        return order
+        return sorted(self.groups, key=lambda name: len(self._tied_chain(name)))
 
     # ---- reading and writing ----------------------------------------------------------------
 
     def elastic_share(self) -> float:
         """The share of the multiply-adds that belong to layers which can narrow."""
-        whole = self.macs(self.full)
-        units = {name: g.channels // g.unit for name, g in self.groups.items()}
-        elastic = 0
-        for term in self.costs:
-            if any(self.can_narrow(group) for axis in term.axes for group, _ in axis):
-                elastic += term.factor * math.prod(
-                    sum(units[group] * per_unit for group, per_unit in axis) for axis in term.axes
-                )
+        whole, units = self.macs(self.full), self._units(self.full)
+        elastic = sum(
+            term.macs(units)
+            for term in self.costs
+            if any(self.can_narrow(group) for axis in term.axes for group, _ in axis)
+        )
         return elastic / whole if whole else 0.0
 
     def held_back(self) -> list[HeldBack]:
         """What stays whole at the narrowest width but for outputs, by reason."""
-        ends = self.full, self.narrowest
-        return held_back(self.groups, self.costs, *ends, self.widths.low)
+        return held_back(self, self._units(self.full), self._units(self.narrowest))
 
     def elastic_layers(self) -> tuple[int, int]:
         """(layers whose whole output is elastic, all convolution and linear layers)."""
@@ -423,8 +398,12 @@ class Plan:
 
     def root(self, name: str) -> str:
         """The group at the end of the chain of ties; itself if it is not tied."""
+        return self._tied_chain(name)[-1]
+
+    def _tied_chain(self, name: str) -> list[str]:
+        """A group, the one that it is tied to, the one that this is tied to, and so on."""
         tied = self.group(name).tied
-        return self.root(tied[0]) if tied else name
+        return [name, *self._tied_chain(tied[0])] if tied else [name]
 
     def to_json(self) -> dict[str, Any]:
         """Data for `json.dump`; `Plan.from_json` reads it."""
@@ -438,9 +417,4 @@ class Plan:
         return found
 
     def __str__(self) -> str:
-        low, high = self.widths.low, self.widths.high
-        widths = dict.fromkeys(round(low + i * (high - low) / 3, 3) for i in (3, 2, 1, 0))
-        costs = [(width, self.macs(self.resolve(width))) for width in widths]
-        elastic = (*self.elastic_layers(), self.elastic_share())
-        held = held_lines(self.held_back(), self.widths.low)
-        return plan_to_text(self.groups.values(), elastic, [*self.notes, *held], costs)
+        return plan_to_text(self)

@@ -7,11 +7,13 @@ width, and a product of which both sides narrow shrinks with its square.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
-from anywidth.planning.parts import ChannelGroup, CostTerm
-from anywidth.width import ChannelConfig
+from anywidth.planning.parts import ChannelGroup
+
+if TYPE_CHECKING:
+    from anywidth.planning.groups import Plan
 
 # Reasons that a user gave.
 CHOSEN = ("pinned by the user", "only ")
@@ -37,29 +39,24 @@ class HeldBack(NamedTuple):
         return f"{self.share:.0%} {names}: {self.reason}"
 
 
-def held_back(
-    groups: Mapping[str, ChannelGroup],
-    costs: Iterable[CostTerm],
-    full: ChannelConfig,
-    narrow: ChannelConfig,
-    low: float,
-) -> list[HeldBack]:
-    """What stays whole at the narrowest width `low`, by reason, the most costly first.
+def held_back(plan: Plan, full: Mapping[str, int], narrow: Mapping[str, int]) -> list[HeldBack]:
+    """What stays whole at the narrowest width, by reason, the most costly first.
 
+    `full` and `narrow` are the numbers of active units at full and at that width.
     Not the outputs of the network, which nothing reads, nor what a user pinned.
     """
-    stays = {g.name: _kind(str(g.fixed)) for g in groups.values() if _is_held(g)}
-    whole = 0.0
+    stays = {g.name: _kind(str(g.fixed)) for g in plan.groups.values() if _is_held(g)}
+    whole = 0
     freed: dict[str, float] = {}
-    for term in costs:
-        whole += _macs(term, groups, full)
+    for term in plan.costs:
+        whole += term.macs(full)
         own = (*term.whole, *(name for axis in term.axes for name, _ in axis))
         kind = next((stays[name] for name in own if name in stays), None)
         if kind is not None:
-            freed[kind] = freed.get(kind, 0.0) + _macs(term, groups, narrow) * (1 - low)
+            freed[kind] = freed.get(kind, 0.0) + term.macs(narrow) * (1 - plan.widths.low)
     found = []
     for kind, macs in sorted(freed.items(), key=lambda item: -item[1]):
-        alike = [g for g in groups.values() if stays.get(g.name) == kind]
+        alike = [g for g in plan.groups.values() if stays.get(g.name) == kind]
         layers = tuple(dict.fromkeys(maker for group in alike for maker in group.makers))
         found.append(HeldBack(str(alike[0].fixed), layers, macs / whole if whole else 0.0))
     return found
@@ -73,10 +70,3 @@ def _kind(reason: str) -> str:
 def _is_held(group: ChannelGroup) -> bool:
     reason = group.fixed
     return reason is not None and not reason.startswith(CHOSEN if group.readers else CHOSEN + ENDS)
-
-
-def _macs(term: CostTerm, groups: Mapping[str, ChannelGroup], config: ChannelConfig) -> float:
-    product = float(term.factor)
-    for axis in term.axes:
-        product *= sum(config[name] // groups[name].unit * n for name, n in axis)
-    return product

@@ -11,6 +11,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -101,9 +102,8 @@ def _is_configuration(value: Any) -> bool:
     return is_plain and not isinstance(value, _NO_CONFIGURATION)
 
 
-@functools.lru_cache(maxsize=1024)
-def _names_in_code(kind: Any) -> set[str]:
-    """The names in the code of a class that runs after a module is made."""
+def functions_of(kind: Any) -> list[FunctionType]:
+    """The functions of a class, but torch's own, that run after a module is made."""
     functions = [
         inspect.unwrap(value)
         for base in kind.__mro__
@@ -111,7 +111,13 @@ def _names_in_code(kind: Any) -> set[str]:
         for name, value in vars(base).items()
         if callable(value) and name != "__init__"
     ]
-    codes = [f.__code__ for f in functions if inspect.isfunction(f)]
+    return [function for function in functions if inspect.isfunction(function)]
+
+
+@functools.lru_cache(maxsize=1024)
+def _names_in_code(kind: Any) -> set[str]:
+    """The names in the code of a class that runs after a module is made."""
+    codes = [function.__code__ for function in functions_of(kind)]
     names: set[str] = set()
     while codes:
         code = codes.pop()

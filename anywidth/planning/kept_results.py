@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
+
+from anywidth.planning.held_numbers import functions_of
 
 Holder = tuple[dict[str, Any], str]
 # The attributes of every module.
@@ -55,26 +56,19 @@ def results_forgotten(model: nn.Module) -> Iterator[None]:
 @functools.lru_cache(maxsize=1024)
 def _filled_in_code(kind: Any) -> frozenset[str]:
     """The attributes that the code of a class looks keys up in, and writes entries to."""
-    names: frozenset[str] = frozenset()
-    for base in kind.__mro__:
-        if base.__module__.partition(".")[0] != "torch" and base is not object:
-            for name, value in vars(base).items():
-                function = inspect.unwrap(value) if callable(value) else None
-                if inspect.isfunction(function) and name != "__init__":
-                    names |= _attributes_of(function, "STORE_SUBSCR") & _attributes_of(
-                        function, "CONTAINS_OP"
-                    )
-    return names
+    return frozenset[str]().union(
+        *(
+            _attributes_of(function, "STORE_SUBSCR") & _attributes_of(function, "CONTAINS_OP")
+            for function in functions_of(kind)
+        )
+    )
 
 
 def _attributes_of(function: Any, operation: str) -> frozenset[str]:
     """The attributes that are named in the lines in which an operation occurs."""
-    lines: dict[int | None, set[str]] = {}
-    with_operation: set[int | None] = set()
-    for step in dis.get_instructions(function):
-        line = step.positions.lineno if step.positions is not None else None
-        if step.opname == "LOAD_ATTR":
-            lines.setdefault(line, set()).add(step.argval)
-        elif step.opname == operation:
-            with_operation.add(line)
-    return frozenset(name for line in with_operation for name in lines.get(line, ()))
+    steps = [
+        (step.positions.lineno if step.positions is not None else None, step.opname, step.argval)
+        for step in dis.get_instructions(function)
+    ]
+    lines = {line for line, name, _ in steps if name == operation}
+    return frozenset(held for line, name, held in steps if name == "LOAD_ATTR" and line in lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,17 +27,13 @@ _SEEN = (Tensor, int, float, str)
 
 
 class Given(NamedTuple):
-    """A tensor that a part is given: its place among the recorded ones."""
+    """A tensor that a part is given: its place among the recorded ones.
+
+    If another part gives it, `made` is (call, output): which output of which call.
+    """
 
     place: int
-
-
-class Made(NamedTuple):
-    """A tensor that a part is given by another: which output of which call."""
-
-    call: int
-    output: int
-    place: int
+    made: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class Call:
 
     Args:
         part: its name in the network.
-        arguments: the leaves of its arguments; a `Given` or `Made` stands for each tensor.
+        arguments: the leaves of its arguments; a `Given` stands for each tensor.
         form: how the leaves are put together again: (positional arguments, arguments by name).
         inner: the outputs that nothing but other parts reads.
     """
@@ -54,6 +51,15 @@ class Call:
     arguments: tuple[Any, ...]
     form: TreeSpec
     inner: frozenset[int] = frozenset()
+
+    def alone(self) -> Call:
+        """The call as if no other part made what it is given."""
+        given = (Given(x.place) if isinstance(x, Given) else x for x in self.arguments)
+        return Call(self.part, tuple(given), self.form)
+
+    def read(self) -> set[tuple[int, int]]:
+        """What other parts give it: (call, output)."""
+        return {x.made for x in self.arguments if isinstance(x, Given) and x.made is not None}
 
 
 class PartCalls(nn.Module):
@@ -86,9 +92,9 @@ class PartCalls(nn.Module):
 
 
 def _argument(one: Any, given: Sequence[Tensor], made: Sequence[Sequence[Any]]) -> Any:
-    if isinstance(one, Given):
-        return given[one.place]
-    return made[one.call][one.output] if isinstance(one, Made) else one
+    if not isinstance(one, Given):
+        return one
+    return given[one.place] if one.made is None else made[one.made[0]][one.made[1]]
 
 
 @dataclass(frozen=True)
@@ -126,17 +132,12 @@ class RecordedCalls:
         return any(call.inner for call in self.calls if call.part == part)
 
     def _is_given(self, part: str) -> bool:
-        own = (call.arguments for call in self.calls if call.part == part)
-        return any(isinstance(one, Made) for arguments in own for one in arguments)
+        return any(call.read() for call in self.calls if call.part == part)
 
     def alone(self, part: str) -> RecordedCalls:
         """The calls of one part, as if there were no others."""
-        calls = [
-            Call(part, tuple(Given(x.place) if isinstance(x, Made) else x for x in arguments), form)
-            for name, arguments, form in ((c.part, c.arguments, c.form) for c in self.calls)
-            if name == part
-        ]
-        return RecordedCalls(tuple(calls), self.tensors)
+        calls = tuple(call.alone() for call in self.calls if call.part == part)
+        return RecordedCalls(calls, self.tensors)
 
 
 def record_calls(model: nn.Module, inputs: tuple[Any, ...], parts: Sequence[str]) -> RecordedCalls:
@@ -212,17 +213,14 @@ class Recorder(TorchDispatchMode):
     @contextlib.contextmanager
     def hooked(self) -> Iterator[None]:
         """Hooks of the parts, which tell of their calls inside a `with` block."""
-        handles: list[Any] = []
-        for part, module in self.parts.items():
-            enter, leave = partial(self._enter, part), partial(self._leave, part)
-            # Before other hooks, which will run again when the call does.
-            handles.append(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
-            handles.append(module.register_forward_hook(leave))
-        try:
+        with contextlib.ExitStack() as stack:
+            for part, module in self.parts.items():
+                enter, leave = partial(self._enter, part), partial(self._leave, part)
+                # Before other hooks, which will run again when the call does.
+                before = module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
+                stack.enter_context(before)
+                stack.enter_context(module.register_forward_hook(leave))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _enter(self, part: str, module: Any, given: tuple[Any, ...], named: Any) -> None:
         if threading.get_ident() != self._thread:
@@ -237,11 +235,9 @@ class Recorder(TorchDispatchMode):
         arguments = tuple(self._kept(x) if isinstance(x, Tensor) else x for x in leaves)
         self._calls.append(Call(part, arguments, form))
 
-    def _kept(self, tensor: Tensor) -> Given | Made:
+    def _kept(self, tensor: Tensor) -> Given:
         self._tensors.append(tensor.clone())
-        place = len(self._tensors) - 1
-        made = self._made.get(id(tensor))
-        return Given(place) if made is None else Made(*made, place)
+        return Given(len(self._tensors) - 1, self._made.get(id(tensor)))
 
     def _leave(self, part: str, module: Any, given: Any, output: Any) -> None:
         if threading.get_ident() != self._thread:
@@ -282,12 +278,11 @@ class Recorder(TorchDispatchMode):
         is_seen = all(isinstance(leaf, _SEEN) for leaf in leaves)
         returned = {id(leaf) for leaf in leaves} if is_seen else set(self._made)
         outer = {self._made[i] for i in self._made if i in self._read_outside | returned}
-        made = [x for call in self._calls for x in call.arguments if isinstance(x, Made)]
-        inner = {(x.call, x.output) for x in made} - outer
+        inner = set[tuple[int, int]]().union(*(call.read() for call in self._calls)) - outer
         calls = []
         for number, call in enumerate(self._calls):
             arguments = [
-                Given(x.place) if isinstance(x, Made) and (x.call, x.output) in outer else x
+                Given(x.place) if isinstance(x, Given) and x.made in outer else x
                 for x in call.arguments
             ]
             own = frozenset(output for where, output in inner if where == number)
@@ -339,10 +334,9 @@ def check_parts(model: nn.Module, parts: Any) -> list[str]:
             raise AnywidthError(
                 f"part {part!r}: {type(model).__name__} has no such module; near names are {near}"
             )
-    for place, part in enumerate(parts):
-        for other in (*parts[:place], *parts[place + 1 :]):
-            if f"{part}.".startswith(f"{other}."):
-                raise AnywidthError(f"part {part!r} is inside part {other!r}: name one of them")
+    for part, other in itertools.permutations(parts, 2):
+        if f"{part}.".startswith(f"{other}."):
+            raise AnywidthError(f"part {part!r} is inside part {other!r}: name one of them")
     for inside, outside in shared_tensors(model, parts):
         raise AnywidthError(
             f"{inside!r} and {outside!r} are one tensor, and only the first is in a part: name a "

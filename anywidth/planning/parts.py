@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -82,6 +83,16 @@ class CostTerm:
     factor: int
     axes: tuple[tuple[Segment, ...], ...]
     whole: tuple[str, ...] = ()
+
+    def macs(self, units: Mapping[str, int]) -> int:
+        """The multiply-adds for numbers of active units by group."""
+        product = self.factor
+        for axis in self.axes:
+            size = 0  # a generator would take twice the time
+            for group, per_unit in axis:
+                size += units[group] * per_unit
+            product *= size
+        return product
 
 
 @dataclass(frozen=True)

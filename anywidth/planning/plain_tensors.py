@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
-import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
 from anywidth.planning.cuts import RECORD
+from anywidth.planning.held_numbers import functions_of
 
 
 @contextlib.contextmanager
@@ -71,12 +71,5 @@ def _plain_tables(model: nn.Module) -> Iterator[str]:
 @functools.lru_cache(maxsize=1024)
 def _assigned_in_code(kind: Any) -> frozenset[str]:
     """The attributes that the code of a class assigns after a module is made."""
-    names: set[str] = set()
-    for base in kind.__mro__:
-        if base.__module__.partition(".")[0] != "torch" and base is not object:
-            for name, value in vars(base).items():
-                function = inspect.unwrap(value) if callable(value) else None
-                if inspect.isfunction(function) and name != "__init__":
-                    steps = dis.get_instructions(function)
-                    names |= {step.argval for step in steps if step.opname == "STORE_ATTR"}
-    return frozenset(names)
+    steps = (step for function in functions_of(kind) for step in dis.get_instructions(function))
+    return frozenset(step.argval for step in steps if step.opname == "STORE_ATTR")

@@ -33,8 +33,8 @@ def check_consistent(plan: Plan) -> None:
         if len(axes) != len(shape):
             raise _damaged(f"{name!r} has {len(shape)} axes and rules for {len(axes)}")
         for size, one in zip(shape, axes, strict=True):
-            if one is not None and plan.axis_size(one, plan.full) != size:
-                found = plan.axis_size(one, plan.full)
+            found = size if one is None else plan.axis_size(one, plan.full)
+            if found != size:
                 raise _damaged(f"{name!r} has an axis of {size}, made of {found} channels")
     for name in (*plan.parameters, *plan.inputs, *plan.scales):
         if name not in plan.tensors:

@@ -25,7 +25,6 @@ from anywidth.json_values import (
 from anywidth.planning.parts import (
     DEEPEST,
     AttributeSlot,
-    Axis,
     ChannelGroup,
     CostTerm,
     Example,
@@ -41,38 +40,32 @@ _AGAIN = "Make it again with anywidth.plan(model, example_input)"
 def fields_to_json(plan: Mapping[str, Any]) -> dict[str, Any]:
     """Data for `json.dump`, from the fields of a plan by name."""
     widths: WidthRange = plan["widths"]
-    data = {
-        "version": VERSION,
-        "widths": [widths.low, widths.high, widths.divisor],
-        "groups": [_group_to_json(group) for group in plan["groups"].values()],
-        "tensors": {
-            name: {"shape": list(plan["shapes"][name]), "axes": [_axis_to_json(a) for a in axes]}
-            for name, axes in plan["tensors"].items()
-        },
-        "parameters": list(plan["parameters"]),
-        "attributes": [
-            [s.module, s.attribute, _axis_to_json(s.axis), s.index, s.power, s.whole]
-            for s in plan["attributes"]
-        ],
-        "costs": [
-            [c.layer, c.factor, [_axis_to_json(axis) for axis in c.axes], list(c.whole)]
-            for c in plan["costs"]
-        ],
-        "inputs": dict(plan["inputs"]),
-        "scales": {
-            name: [_axis_to_json(axis), power] for name, (axis, power) in plan["scales"].items()
-        },
-        "outputs": {layer: _axis_to_json(axis) for layer, axis in plan["outputs"].items()},
-        "folds": [list(pair) for pair in plan["folds"]],
-        "activations": [list(pair) for pair in plan["activations"]],
-        "prologues": [list(chain) for chain in plan["prologues"]],
-        "sums": list(plan["sums"]),
-        "rehearsed": plan["rehearsed"],
-        "example": [_example_to_json(one) for one in plan["example"]],
-        "notes": list(plan["notes"]),
-        "parts": list(plan["parts"]),
-    }
+    as_they_are = ("inputs", "scales", "outputs", "folds", "activations", "prologues", "sums",
+                   "rehearsed", "example", "notes", "parts")  # fmt: skip
+    data = _with_lists(
+        {
+            "version": VERSION,
+            "widths": (widths.low, widths.high, widths.divisor),
+            "groups": [vars(group) for group in plan["groups"].values()],
+            "tensors": {
+                name: {"shape": plan["shapes"][name], "axes": axes}
+                for name, axes in plan["tensors"].items()
+            },
+            "parameters": plan["parameters"],
+            # Rows of their fields, in the order of the classes.
+            "attributes": [list(vars(slot).values()) for slot in plan["attributes"]],
+            "costs": [list(vars(cost).values()) for cost in plan["costs"]],
+            **{name: plan[name] for name in as_they_are},
+        }
+    )
     return {**data, _CHECKSUM: checksum_of(data)}
+
+
+def _with_lists(value: Any) -> Any:
+    """A copy with lists in place of tuples, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _with_lists(item) for key, item in value.items()}
+    return [_with_lists(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def fields_from_json(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,34 +99,6 @@ def fields_from_json(data: Mapping[str, Any]) -> dict[str, Any]:
         "parameters": tuple(found["parameters"]),
         "widths": WidthRange(*found["widths"]),
     }
-
-
-def _group_to_json(group: ChannelGroup) -> dict[str, Any]:
-    return {
-        "name": group.name,
-        "channels": group.channels,
-        "unit": group.unit,
-        "divisor": group.divisor,
-        "fixed": group.fixed,
-        "tied": None if group.tied is None else list(group.tied),
-        "makers": list(group.makers),
-        "readers": list(group.readers),
-        "roles": list(group.roles),
-    }
-
-
-def _axis_to_json(axis: Axis) -> list[list[Any]] | None:
-    return None if axis is None else [[s.group, s.per_unit] for s in axis]
-
-
-def _example_to_json(one: Example) -> Any:
-    if not isinstance(one, dict):
-        return [list(one[0]), one[1]]
-    if "items" in one:
-        return {"items": [_example_to_json(item) for item in one["items"]]}
-    if "named" in one:
-        return {"named": {key: _example_to_json(item) for key, item in one["named"].items()}}
-    return {**one}
 
 
 # ---- the schema ---------------------------------------------------------------------------------

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from anywidth.planning.held_back import HeldBack
 from anywidth.planning.parts import ChannelGroup
+
+if TYPE_CHECKING:
+    from anywidth.planning.groups import Plan
 
 # A smaller share of the multiply-adds is not worth a line.
 LEAST_SHARE = 0.01
 
 
-def plan_to_text(
-    groups: Iterable[ChannelGroup],
-    elastic: tuple[int, int, float],
-    notes: Sequence[str],
-    macs: Sequence[tuple[float, int]],
-) -> str:
+def plan_to_text(plan: Plan) -> str:
     """The groups with their layers and reasons to be fixed, and multiply-adds at a few widths."""
-    narrow, layers, share = elastic
+    narrow, layers = plan.elastic_layers()
     lines = [
         f"{narrow} of {layers} layers have an elastic output; "
-        f"{share:.0%} of the multiply-adds narrow",
+        f"{plan.elastic_share():.0%} of the multiply-adds narrow",
         "",
     ]
     rows = [["group", "channels", "role", "made by", "read by", ""]]
-    for group in groups:
+    for group in plan.groups.values():
         size = str(group.channels) + (f" by {group.unit}" if group.unit > 1 else "")
         cells = [group.name, size, ", ".join(group.roles), _few(group.makers)]
         rows.append([*cells, _few(group.readers), remark(group)])
@@ -35,9 +34,11 @@ def plan_to_text(
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         lines.append("  ".join(cells).rstrip())
-    lines += [f"note: {note}" for note in notes]
+    low, high = plan.widths.low, plan.widths.high
+    lines += [f"note: {note}" for note in [*plan.notes, *held_lines(plan.held_back(), low)]]
     lines += ["", "width  multiply-adds"]
-    lines += [f"{width:<5}  {count:,}" for width, count in macs]
+    for width in dict.fromkeys(round(low + i * (high - low) / 3, 3) for i in (3, 2, 1, 0)):
+        lines.append(f"{width:<5}  {plan.macs(plan.resolve(width)):,}")
     return "\n".join(lines)
 
 

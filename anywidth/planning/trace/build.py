@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from torch.fx import Node
@@ -36,8 +35,8 @@ Guesses = dict[Node, Guess]
 def build_plan(found: Findings) -> tuple[Plan, Guesses]:
     solver, model = found.solver, found.known.model
     names, units = _name_groups(found)
-    makers = _layers_by_variable(found, [(maker.layer, maker.axis) for maker in found.makers])
-    readers = _layers_by_variable(found, found.readers)
+    makers = found.layers_by_variable((maker.layer, maker.axis) for maker in found.makers)
+    readers = found.layers_by_variable(found.readers)
     groups = {}
     for variable, name in names.items():
         count, unit = solver.units(variable), units[variable]
@@ -60,9 +59,9 @@ def build_plan(found: Findings) -> tuple[Plan, Guesses]:
 
     def axis_of(axis: TracedAxis) -> Axis:
         """None if nothing of the axis can ever narrow."""
-        pieces = solver.pieces(axis)
-        elastic = any(solver.fixed(variable) is None for variable, _ in pieces)
-        return tuple(Segment(group_for(v), m) for v, m in pieces) if elastic else None
+        if not solver.is_open(axis):
+            return None
+        return tuple(Segment(group_for(v), m) for v, m in solver.pieces(axis))
 
     def group_for(variable: int) -> str:
         if variable not in names:  # a constant that was joined with channels, without a tensor
@@ -103,10 +102,15 @@ def build_plan(found: Findings) -> tuple[Plan, Guesses]:
             for name, (axis, power) in found.scales.items()
             if (segments := axis_of(axis)) is not None
         },
-        outputs=_outputs((maker.layer, axis_of(maker.axis)) for maker in found.makers),
         folds=list(found.folds),
-        notes=_notes(found),
+        notes=[*(f"not counted: {op}" for op in found.uncounted), *found.notes],
     )
+    if found.moving:
+        places = ", ".join(dict.fromkeys(found.moving))
+        plan.notes.append(f"{places}: later parts are other channels at other widths")
+    for maker in found.makers:
+        axis = axis_of(maker.axis)  # of several, one that narrows
+        plan.outputs[maker.layer] = plan.outputs.get(maker.layer) or axis
     guesses: Guesses = {}
     for node, result in found.guesses.items():
         values = result if isinstance(result, list) else [result]
@@ -134,22 +138,6 @@ def build_plan(found: Findings) -> tuple[Plan, Guesses]:
     return plan, guesses
 
 
-def _outputs(made: Iterable[tuple[str, Axis]]) -> dict[str, Axis]:
-    """The axis that each layer makes; of several, one that narrows."""
-    outputs: dict[str, Axis] = {}
-    for layer, axis in made:
-        outputs[layer] = outputs.get(layer) or axis
-    return outputs
-
-
-def _notes(found: Findings) -> list[str]:
-    notes = [f"not counted: {op}" for op in found.uncounted] + found.notes
-    if found.moving:
-        places = ", ".join(dict.fromkeys(found.moving))
-        notes.append(f"{places}: later parts are other channels at other widths")
-    return notes
-
-
 def _once_an_example(
     factor: int, axes: list[tuple[Segment, ...]], examples: int
 ) -> tuple[int, tuple[tuple[Segment, ...], ...]]:
@@ -168,17 +156,6 @@ def _once_an_example(
         if part is not None:
             return factor, (*axes[:place], part, *axes[place + 1 :])
     return factor // rest, tuple(axes)
-
-
-def _layers_by_variable(
-    found: Findings, listed: Sequence[tuple[str, TracedAxis]]
-) -> dict[int, list[str]]:
-    layers: dict[int, list[str]] = {}
-    for layer, axis in listed:
-        for variable, _ in found.solver.pieces(axis):
-            if layer not in layers.setdefault(variable, []):
-                layers[variable].append(layer)
-    return layers
 
 
 def _name_groups(found: Findings) -> tuple[dict[int, str], dict[int, int]]:

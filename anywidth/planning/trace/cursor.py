@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from anywidth.planning.held_numbers import held_numbers
 from anywidth.planning.trace.known_ints import SizeSource
 from anywidth.planning.trace.solver import Pieces, Solver, TracedAxis, Unsplittable, scaled
 from anywidth.planning.trace.trace_findings import Findings, Follower, Maker, Misreading, Product
-from anywidth.planning.trace.value import Traced, shape_of
+from anywidth.planning.trace.value import Traced, as_constant, shape_of
 
 Guessed = TypeVar("Guessed")
 # The beginning of a reason to stay whole.
@@ -22,27 +22,18 @@ MEETS_CONSTANT = "meets an axis of constant size"
 
 
 @dataclass(frozen=True)
-class Cursor:
-    """One operation of the graph.
+class Reporter:
+    """Tells the findings what shrinks with what.
 
     Args:
-        found: what has been found up to here; rules add to it.
-        op: the operation's name.
+        found: what has been found up to here.
+        op: the name of the operation that shows it.
         layer: the module it is called in.
-        meta: its results, as the graph shows them.
-        node: its place in the graph.
-        is_batched: whether it depends on the network's input, not only on parameters.
-        leaves: whether its result, or an index that it returns, is part of the network's output:
-            there is no product in between.
     """
 
     found: Findings
     op: str
     layer: str
-    meta: Any = None
-    node: Node | None = None
-    is_batched: bool = True
-    leaves: bool = False
 
     @property
     def solver(self) -> Solver:
@@ -58,10 +49,79 @@ class Cursor:
         """The operation, and the layer it is in."""
         return f"{self.op} of {self.layer}" if self.layer else self.op
 
+    def unify(self, first: TracedAxis, second: TracedAxis) -> TracedAxis:
+        constant = f"{MEETS_CONSTANT} in {self.place}"
+        return self.solver.unify(first, second, constant, self.uneven)
+
+    def fix(self, values: Any, reason: str) -> None:
+        """Fix every axis of a tensor, or of several tensors."""
+        if isinstance(values, Traced):
+            for axis in values.axes:
+                self.solver.fix(axis, reason)
+        elif isinstance(values, list | tuple):
+            for value in values:
+                self.fix(value, reason)
+
+    @property
+    def uneven(self) -> str:
+        """Why an axis stays that the operation would cut inside a channel."""
+        return f"cut inside a unit by {self.place}"
+
+    def follow(self, source: SizeSource, axis: TracedAxis) -> None:
+        """Let the attribute that a size comes from follow the axis of this size."""
+        times, parts = source.ratio.numerator, source.ratio.denominator
+        pieces = self.solver.pieces(axis)
+        if not pieces:
+            return
+        if times > 1:
+            found = self.solver.new(self.solver.size(axis) // times)
+            # An axis of several pieces was joined: it repeats what the attribute counts.
+            joined = found * times if len(pieces) > 1 else scaled(found, times)
+            self.unify(axis, joined)
+            pieces = found
+        axis = pieces * parts
+        self.bind(Follower(source.path, source.name, axis, source.place, is_tried=True))
+
+    def bind(self, new: Follower) -> None:
+        """Let an attribute follow an axis; all axes that it follows shrink together.
+
+        It is one number, however many operations read it.
+        """
+        model = self.found.known.model
+        module = model.get_submodule(new.path)
+        for other in self.found.followers:
+            is_same = (other.attribute, other.place) == (new.attribute, new.place)
+            if is_same and model.get_submodule(other.path) is module:
+                are_fresh = self.found.is_fresh(other.axis) and self.found.is_fresh(new.axis)
+                self.unify(other.axis, new.axis)
+                if are_fresh:
+                    self.found.fresh |= self.solver.variables([new.axis])
+        self.found.followers.append(new)
+
+
+@dataclass(frozen=True)
+class Cursor(Reporter):
+    """One operation of the graph.
+
+    Args:
+        meta: its results, as the graph shows them.
+        node: its place in the graph.
+        values: the results of the operations up to it.
+        is_batched: whether it depends on the network's input, not only on parameters.
+        leaves: whether its result, or an index that it returns, is part of the network's output:
+            there is no product in between.
+    """
+
+    meta: Any
+    node: Node
+    values: Mapping[Node, Any]
+    is_batched: bool
+    leaves: bool
+
     @property
     def misreading(self) -> Misreading | None:
         """What a rehearsal showed, if the result was guessed wrong before."""
-        return None if self.node is None else self.found.known.misread.get(self.node)
+        return self.found.known.misread.get(self.node)
 
     @property
     def is_stuck(self) -> bool:
@@ -85,50 +145,44 @@ class Cursor:
             return self.output(axes)
         return [self.output(axes, meta) for meta in self.meta]
 
+    def keep_whole(self, given: Any, reason: str) -> Any:
+        """The result, none of whose axes narrows, of arguments that are fixed."""
+        self.fix(list(vars(given).values()), reason)
+        return as_constant(self.meta)
+
     def guess(self) -> None:
         """Let a rehearsal check the result."""
-        if self.node is not None:
-            self.found.guesses[self.node] = None
+        self.found.guesses[self.node] = None
 
     @property
     def failures(self) -> int:
         """How often a narrow network failed here, if no rehearsal has shown the result since."""
-        is_open = self.node is not None and self.misreading is None
-        return self.found.known.failed.get(self.node, 0) if is_open and self.node else 0
+        return self.found.known.failed.get(self.node, 0) if self.misreading is None else 0
 
     def next_guess(self, guesses: Sequence[Guessed]) -> Guessed | None:
         """The first guess; after each failure the next one, and None after the last."""
         if self.failures >= len(guesses):
             return None
-        if self.failures and self.node is not None:
+        if self.failures:
             self.found.reread.add(self.node)
         return guesses[self.failures]
 
     def source(self, place: int) -> SizeSource | None:
         """The attribute that a size of the operation comes from, if the run shows it."""
-        sources = self.found.known.sources
-        found = sources(self.node) if sources is not None and self.node is not None else []
+        found = self.found.known.sources.of(self.node)
         return found[place] if place < len(found) else None
 
-    def follow(self, source: SizeSource, axis: TracedAxis) -> None:
-        """Let the attribute that a size comes from follow the axis of this size."""
-        times, parts = source.ratio.numerator, source.ratio.denominator
-        pieces = self.solver.pieces(axis)
-        if not pieces:
-            return
-        if times > 1:
-            found = self.solver.new(self.solver.size(axis) // times)
-            # An axis of several pieces was joined: it repeats what the attribute counts.
-            joined = found * times if len(pieces) > 1 else scaled(found, times)
-            self.unify(axis, joined)
-            pieces = found
-        self.bind(source.path, source.name, pieces * parts, source.place, is_tried=True)
+    def follow_source(self, place: int, axis: TracedAxis) -> bool:
+        """Let the attribute that a size comes from follow an axis, if the run shows one."""
+        source = self.source(place)
+        if source is not None:
+            self.follow(source, axis)
+        return source is not None
 
     @property
     def gives_shape(self) -> bool:
         """Whether only the shape of the result is read, to make another tensor of it."""
-        users = self.node.users if self.node is not None else ()
-        schemas = [getattr(user.target, "_schema", None) for user in users]
+        schemas = [getattr(user.target, "_schema", None) for user in self.node.users]
         names = [schema.name.removeprefix("aten::") if schema else "" for schema in schemas]
         return bool(names) and all(name.endswith("_like") for name in names)
 
@@ -150,19 +204,6 @@ class Cursor:
         ]
 
     # ---- what shrinks with what -------------------------------------------------------------
-
-    def unify(self, first: TracedAxis, second: TracedAxis) -> TracedAxis:
-        constant = f"{MEETS_CONSTANT} in {self.place}"
-        return self.solver.unify(first, second, constant, self._uneven)
-
-    def fix(self, values: Any, reason: str) -> None:
-        """Fix every axis of a tensor, or of several tensors."""
-        if isinstance(values, Traced):
-            for axis in values.axes:
-                self.solver.fix(axis, reason)
-        elif isinstance(values, list | tuple):
-            for value in values:
-                self.fix(value, reason)
 
     def closed(self, value: Traced, dims: Iterable[int], why: str) -> list[TracedAxis]:
         """The axes of a tensor; dimensions that the operation mixes up are fixed."""
@@ -204,19 +245,11 @@ class Cursor:
             if len(pieces) == 1 and pieces[0][1] % count == 0:
                 self.found.moving.append(self.place)
                 return [((pieces[0][0], pieces[0][1] // count),)] * count
-            self.fix_uneven(axis)
+            self.solver.fix(axis, self.uneven)
             return [None] * count
         for part in parts[1:]:
             self.unify(parts[0], part)
         return parts
-
-    def fix_uneven(self, axis: TracedAxis) -> None:
-        """Fix an axis that the operation would cut inside a channel."""
-        self.solver.fix(axis, self._uneven)
-
-    @property
-    def _uneven(self) -> str:
-        return f"cut inside a unit by {self.place}"
 
     # ---- what follows from it ---------------------------------------------------------------
 
@@ -235,32 +268,8 @@ class Cursor:
         """Let an attribute of the present module follow an axis, if the module has it."""
         held = vars(self.module).get(name)
         if axis is not None and held is not None:
-            self.bind(self.layer, name, axis, None if isinstance(held, int) else place)
-
-    def bind(
-        self,
-        path: str,
-        name: str,
-        axis: Pieces,
-        place: int | None = None,
-        power: float | None = None,
-        whole: float | None = None,
-        is_tried: bool = False,
-    ) -> None:
-        """Let an attribute follow an axis; all axes that it follows shrink together.
-
-        It is one number, however many operations read it. `is_tried`: a rehearsal must show it.
-        """
-        model = self.found.known.model
-        module = model.get_submodule(path)
-        for other in self.found.followers:
-            is_same = (other.attribute, other.place) == (name, place)
-            if is_same and model.get_submodule(other.path) is module:
-                are_fresh = self.found.is_fresh(other.axis) and self.found.is_fresh(axis)
-                self.unify(other.axis, axis)
-                if are_fresh:
-                    self.found.fresh |= self.solver.variables([axis])
-        self.found.followers.append(Follower(path, name, axis, place, power, whole, is_tried))
+            place = None if isinstance(held, int) else place
+            self.bind(Follower(self.layer, name, axis, place))
 
     def count(self, value: Traced, inner: Sequence[tuple[int, TracedAxis]], times: int = 1) -> None:
         """Count the multiply-adds of a product: its result times the axes that are summed over."""

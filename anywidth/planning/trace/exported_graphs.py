@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import io
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule
 from torch.nn.modules import transformer
 
 from anywidth.errors import AnywidthError
@@ -23,12 +25,14 @@ from anywidth.planning.example_inputs import number_of_examples
 from anywidth.planning.kept_results import results_forgotten
 from anywidth.planning.model_outputs import hidden_names, plain_output
 from anywidth.planning.modes import modes_kept
+from anywidth.planning.part_calls import named_tensors
 from anywidth.planning.trace.export_errors import export_failure
-from anywidth.planning.trace.module_paths import name_modules
-from anywidth.planning.trace.nodes import WRITTEN
+from anywidth.planning.trace.nodes import WRITTEN, nodes_of
 
 # Loggers with which torch prints graphs and tracebacks if an export fails.
 _TALKATIVE = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
+# torch's name for a part of a container: `layers[1:]` is no module of the network.
+_PART = re.compile(r"\.?slice\([^)]*\)")
 
 
 @dataclass
@@ -97,51 +101,65 @@ def export_in_mode(
     model: nn.Module, inputs: tuple[Any, ...], training: bool, seen: Seen | None = None
 ) -> Any:
     """A network's graph with plain containers of tensors; `seen` collects the rest."""
+    seen = seen or Seen()
 
     def plain(module: nn.Module, given: Any, output: Any) -> Any:
-        if seen is not None:
-            seen.hidden = hidden_names(output)
+        seen.hidden = hidden_names(output)
         return plain_output(output)
 
     def padded(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         arguments = inspect.signature(module.forward).bind(*given, **named).arguments
-        if seen is not None and arguments.get("src_key_padding_mask") is not None:
+        if arguments.get("src_key_padding_mask") is not None:
             seen.padded.update(module.modules())
 
     with (
         modes_kept(model),
         _attributes_kept(model),
         results_forgotten(model),
-        _readable_attention(),
-        _plain_masks(),
-        _plain_states(),
-        _layers_kept(),
-        _pooling_all_boxes(),
+        _readable_code(),
         quiet(),
         torch.no_grad(),
+        contextlib.ExitStack() as hooks,
     ):
         model.train(training)
-        encoders = [m for m in model.modules() if isinstance(m, nn.TransformerEncoder)]
-        hooks = [m.register_forward_pre_hook(padded, with_kwargs=True) for m in encoders]
-        hooks.append(model.register_forward_hook(plain))
-        try:
-            exported = torch.export.export(model, inputs, strict=False)
-        finally:
-            for hook in hooks:
-                hook.remove()
-    name_modules(model, exported.graph_module)
-    _keep_written_numbers(exported)
+        for module in model.modules():
+            if isinstance(module, nn.TransformerEncoder):
+                hooks.enter_context(module.register_forward_pre_hook(padded, with_kwargs=True))
+        hooks.enter_context(model.register_forward_hook(plain))
+        exported = torch.export.export(model, inputs, strict=False)
+    _name_modules(model, exported.graph_module)
+    _keep_written_tensors(exported)
     return exported
 
 
-def _keep_written_numbers(exported: Any) -> None:
-    """Mark the inputs of a graph that stand for tensors of one number in the code."""
+def _name_modules(model: nn.Module, graph: GraphModule) -> None:
+    """Have operations in parts of containers name the modules that the network has.
+
+    A part of a `nn.Sequential` keeps its keys, so that the path without the part is the module's.
+    """
+    for node in nodes_of(graph):
+        stack = node.meta.get("nn_module_stack") or {}
+        if any("slice(" in path for path, _ in stack.values()):
+            named = {key: (_named(model, path), kind) for key, (path, kind) in stack.items()}
+            node.meta["nn_module_stack"] = named
+
+
+def _named(model: nn.Module, path: str) -> str:
+    """The module of a path, or else the innermost one around it."""
+    steps = _PART.sub("", path).lstrip(".").split(".")
+    module: nn.Module | None = model
+    for count, step in enumerate(steps):
+        module = None if module is None else module._modules.get(step)
+        if module is None:
+            return ".".join(steps[:count])
+    return ".".join(steps)
+
+
+def _keep_written_tensors(exported: Any) -> None:
+    """Keep with the inputs of a graph the tensors in the code that they stand for."""
     written = exported.graph_signature.inputs_to_lifted_tensor_constants
     for node in exported.graph.find_nodes(op="placeholder"):
-        held = exported.constants.get(written.get(node.name))
-        is_one = isinstance(held, Tensor) and held.numel() == 1 and held.is_floating_point()
-        if is_one and not held.is_meta:
-            node.meta[WRITTEN] = float(held)
+        node.meta[WRITTEN] = exported.constants.get(written.get(node.name))
 
 
 @contextlib.contextmanager
@@ -150,17 +168,13 @@ def quiet() -> Iterator[None]:
 
     If an export fails, torch also prints graphs; the error says enough.
     """
-    logs = [logging.getLogger(name) for name in _TALKATIVE]
-    were_disabled = [log.disabled for log in logs]
-    for log in logs:
-        log.disabled = True
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for log, was_disabled in zip(logs, were_disabled, strict=True):
-            log.disabled = was_disabled
+    with contextlib.ExitStack() as stack:
+        for name in _TALKATIVE:
+            stack.enter_context(_replaced(logging.getLogger(name), "disabled", lambda _: True))
+        stack.enter_context(warnings.catch_warnings())
+        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextlib.contextmanager
@@ -194,97 +208,83 @@ def _assigned(kept: dict[str, Any], before: dict[str, Any]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _readable_attention() -> Iterator[None]:
-    """Export attention as its single operations, not as one fused operation."""
+def _readable_code() -> Iterator[None]:
+    """Functions of torch in a form that an export can follow, inside a `with` block."""
+    poolers = sys.modules.get("torchvision.ops.poolers")
     enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(enabled)
-
-
-@contextlib.contextmanager
-def _plain_masks() -> Iterator[None]:
-    """Use masks as they are: torch would read their values to see whether they are causal.
-
-    If they are, torch can leave them out, with the same result.
-    """
-    with _replaced(transformer, "_detect_is_causal_mask", lambda detect: _as_given):
-        yield
+    with (
+        _replaced(transformer, "_detect_is_causal_mask", lambda detect: _as_given),
+        _replaced(torch._decomp.decompositions, "select_one_layer_lstm_function", _plain_states),
+        _replaced(torch, "rand", _layers_kept),
+        _replaced(poolers, "_multiscale_roi_align", lambda pool: _pooled_from_all),
+    ):
+        # Attention as its single operations, not as one fused operation.
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 def _as_given(mask: Any, is_causal: bool | None = None, size: Any = None) -> bool:
+    """Masks as they are: torch would read their values to see whether they are causal.
+
+    If they are, torch can leave them out, with the same result.
+    """
     return bool(is_causal)
 
 
-@contextlib.contextmanager
-def _plain_states() -> Iterator[None]:
-    """Give the last states of an LSTM their real shape.
+def _plain_states(select: Any) -> Any:
+    """The last states of an LSTM in their real shape.
 
     By a mistake, torch exports them with one more dimension, and the network's code would see it.
     """
 
-    def selecting(select: Any) -> Any:
-        return lambda values, hidden, params: _without_layers(select(values, hidden, params))
+    def selecting(values: Any, hidden: Any, params: Any) -> Any:
+        layer = select(values, hidden, params)
 
-    with _replaced(torch._decomp.decompositions, "select_one_layer_lstm_function", selecting):
-        yield
+        def plain(values: Any, hidden: Any, *rest: Any, **options: Any) -> Any:
+            output, states = layer(values, hidden, *rest, **options)
+            pairs = zip(states, hidden, strict=True)
+            return output, tuple(s.squeeze(0) if s.dim() > h.dim() else s for s, h in pairs)
+
+        return plain
+
+    return selecting
 
 
-@contextlib.contextmanager
-def _layers_kept() -> Iterator[None]:
+def _layers_kept(draw: Any) -> Any:
     """One, where a single number is drawn: in training it decides whether a layer is left out.
 
     An export cannot follow what a drawn number decides.
     """
 
-    def drawing(draw: Any) -> Any:
-        def drawn(*sizes: Any, **options: Any) -> Tensor:
-            is_listed = bool(sizes) and isinstance(sizes[0], list | tuple)
-            shape = tuple(sizes[0]) if is_listed else sizes
-            if options or shape not in ((), (1,)):
-                found: Tensor = draw(*sizes, **options)
-                return found
-            return torch.tensor([1.0] if shape else 1.0)
+    def drawn(*sizes: Any, **options: Any) -> Any:
+        is_listed = bool(sizes) and isinstance(sizes[0], list | tuple)
+        shape = tuple(sizes[0]) if is_listed else sizes
+        if options or shape not in ((), (1,)):
+            return draw(*sizes, **options)
+        return torch.tensor([1.0] if shape else 1.0)
 
-        return drawn
-
-    with _replaced(torch, "rand", drawing):
-        yield
+    return drawn
 
 
-def _without_layers(layer: Any) -> Any:
-    def plain(values: Any, hidden: Any, *rest: Any, **options: Any) -> Any:
-        output, states = layer(values, hidden, *rest, **options)
-        pairs = zip(states, hidden, strict=True)
-        return output, tuple(s.squeeze(0) if s.dim() > h.dim() else s for s, h in pairs)
-
-    return plain
-
-
-@contextlib.contextmanager
-def _pooling_all_boxes() -> Iterator[None]:
+def _pooled_from_all(maps: Any, boxes: Any, size: Any, ratio: int, scales: Any, mapper: Any) -> Any:
     """torchvision's pooling takes every box out of every map, and their sum.
 
     Which box belongs to which map depends on values; what happens to channels does not.
     """
-    poolers: Any = sys.modules.get("torchvision.ops.poolers")
-
-    def pooled(maps: Any, boxes: Any, size: Any, ratio: int, scales: Any, mapper: Any) -> Any:
-        regions = poolers._convert_to_roi_format(boxes)
-        return sum(
-            poolers.roi_align(one, regions, size, scale, ratio)
-            for one, scale in zip(maps, scales, strict=True)
-        )
-
-    with _replaced(poolers, "_multiscale_roi_align", lambda _: pooled):
-        yield
+    poolers = sys.modules["torchvision.ops.poolers"]
+    regions = poolers._convert_to_roi_format(boxes)
+    return sum(
+        poolers.roi_align(one, regions, size, scale, ratio)
+        for one, scale in zip(maps, scales, strict=True)
+    )
 
 
 @contextlib.contextmanager
 def _replaced(place: Any, name: str, change: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace a function of torch inside a `with` block, if this version of torch has it."""
+    """Replace an attribute inside a `with` block, if this version of torch has it."""
     before = getattr(place, name, None)
     if before is None:
         yield
@@ -303,9 +303,8 @@ def held_tensors(model: nn.Module, exported: Any) -> dict[str, str]:
     """
     names: dict[int, str] = {}
     aliases: dict[str, str] = {}
-    for named in (model.named_parameters, model.named_buffers):
-        for name, tensor in named(remove_duplicate=False):
-            aliases[name] = names.setdefault(id(tensor), name)
+    for name, tensor in named_tensors(model):
+        aliases[name] = names.setdefault(id(tensor), name)
     kinds = (InputKind.PARAMETER, InputKind.BUFFER)
     specs = exported.graph_signature.input_specs
     return {spec.arg.name: aliases[spec.target] for spec in specs if spec.kind in kinds}

@@ -12,8 +12,6 @@ from anywidth.planning.trace.nodes import layer_of, op_name
 from anywidth.planning.trace.rules.table import PRODUCTS
 from anywidth.planning.trace.written_names import last_line
 
-Line = tuple[str, int]
-
 
 def blamed_guesses(
     error: BaseException, narrow: nn.Module, nodes: Iterable[Node], guessed: Iterable[Node]
@@ -24,7 +22,8 @@ def blamed_guesses(
     of their lines in other modules.
     """
     guesses = set(guessed)
-    reached = [_line_of(frame) for frame in traceback.extract_tb(error.__traceback__)]
+    frames = traceback.extract_tb(error.__traceback__)
+    reached = [(frame.filename, frame.lineno or 0) for frame in frames]
     module = _failing_module(error, narrow)
     modules = {node: narrow.get_submodule(layer_of(node)) for node in nodes}
     lines = {n: last_line(n) for n, own in modules.items() if type(own) is type(module)}
@@ -79,7 +78,3 @@ def _failing_module(error: BaseException, model: nn.Module) -> nn.Module:
             found = running
         trace = trace.tb_next
     return found
-
-
-def _line_of(frame: traceback.FrameSummary) -> Line:
-    return frame.filename, frame.lineno or 0

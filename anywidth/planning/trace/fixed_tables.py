@@ -7,13 +7,14 @@ training could not restore it. Therefore each part of a table narrows. Its numbe
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import Node
 
+from anywidth.planning.cuts import held_tensor
 from anywidth.planning.trace.exported_graphs import Exports
 from anywidth.planning.trace.nodes import op_name
 from anywidth.planning.trace.rules.table import PRODUCTS
-from anywidth.planning.trace.solver import TracedAxis, Unsplittable
+from anywidth.planning.trace.solver import Unsplittable
 from anywidth.planning.trace.trace_findings import Findings
 from anywidth.planning.trace.written_buffers import updated_buffers
 
@@ -42,15 +43,17 @@ def meets_channels(node: Node, batched: set[Node]) -> bool:
     return False
 
 
+@torch.no_grad()
 def keep_tables(found: Findings, exports: Exports) -> None:
     """Let each part of a fixed table narrow, or fix the channels that it meets."""
     frozen = {name for name, p in exports.model.named_parameters() if not p.requires_grad}
     rows: list[tuple[str, int, int | None]] = []
     tables: list[tuple[str, int, int | None]] = []
     for name in sorted(found.joining & (found.buffers | frozen)):
-        held = _held(exports.model, name)
+        held = held_tensor(exports.model, name)
+        assert held is not None
         for dim, axis in enumerate(found.tensors[name].axes):
-            if not _is_open(found, axis):
+            if not found.solver.is_open(axis):
                 continue
             if sum(n > 1 for n in held.shape) > 1:
                 tables.append((name, dim, _parts(held, dim)))
@@ -66,10 +69,6 @@ def keep_tables(found: Findings, exports: Exports) -> None:
             _narrow_parts(found, name, dim, parts)
 
 
-def _is_open(found: Findings, axis: TracedAxis) -> bool:
-    return any(found.solver.fixed(v) is None for v in found.solver.variables([axis]))
-
-
 def _narrow_parts(found: Findings, name: str, dim: int, parts: int | None) -> None:
     solver, size, axis = found.solver, found.tensors[name].shape[dim], found.tensors[name].axes[dim]
     try:
@@ -82,12 +81,6 @@ def _narrow_parts(found: Findings, name: str, dim: int, parts: int | None) -> No
         solver.unify(cuts[0], part, "", f"cut inside a unit by the fixed table {name}")
     if len(cuts) > 1:
         found.notes.append(f"{name} is a fixed table of {parts} parts, and each narrows")
-
-
-def _held(model: nn.Module, name: str) -> Tensor:
-    path, _, key = name.rpartition(".")
-    held: Tensor = getattr(model.get_submodule(path), key)
-    return held.detach()
 
 
 def _parts(table: Tensor, dim: int) -> int | None:
@@ -120,9 +113,7 @@ def _stretches(row: Tensor) -> int | None:
         return None
     for parts in (n for n in range(2, MOST_PARTS + 1) if len(row) % n == 0 and len(row) > n):
         blocks = row.unflatten(0, (parts, -1))
-        if torch.equal(blocks, blocks[:1].expand_as(blocks)):
-            return parts
-        if torch.equal(blocks, blocks[:, :1].expand_as(blocks)):
+        if any(torch.equal(blocks, one.expand_as(blocks)) for one in (blocks[:1], blocks[:, :1])):
             return parts
     return None
 

@@ -17,7 +17,10 @@ def export_parts(model: nn.Module, calls: RecordedCalls, inputs: tuple[Any, ...]
 
     `inputs` are the arguments of the whole network.
     """
-    exports = Exports(calls.of(model), calls.tensors, count_images(inputs))
+    first = inputs[0] if inputs else None
+    # For a detector, the batch size is how many images it is given in a list.
+    examples = len(first) if is_images(first) else number_of_examples(inputs)
+    exports = Exports(calls.of(model), calls.tensors, examples)
     try:
         _ = exports.traced
     except AnywidthError:
@@ -41,13 +44,6 @@ def _why_not(model: nn.Module, calls: RecordedCalls) -> AnywidthError | None:
     except AnywidthError as error:
         return error
     return None
-
-
-def count_images(inputs: tuple[Any, ...]) -> int:
-    """The batch size, which for a detector is how many images it is given in a list."""
-    if inputs and is_images(inputs[0]):
-        return len(inputs[0])
-    return number_of_examples(inputs)
 
 
 def find_parts(model: nn.Module, inputs: tuple[Any, ...]) -> list[str]:
@@ -78,14 +74,11 @@ def _without_ends(model: nn.Module, inputs: tuple[Any, ...], parts: list[str]) -
     """The parts with parameters, and those through which channels go from part to part."""
     while True:
         calls = recorded_run(model, inputs, parts).recorded()
-        kept = [p for p in parts if _has_parameters(model, p) or calls.lies_between(p)]
+        held = {p for p in parts if any(True for _ in model.get_submodule(p).parameters())}
+        kept = [p for p in parts if p in held or calls.lies_between(p)]
         if kept == parts:
             return parts
         parts = kept
-
-
-def _has_parameters(model: nn.Module, part: str) -> bool:
-    return next(model.get_submodule(part).parameters(), None) is not None
 
 
 def _children(model: nn.Module, path: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -43,7 +44,7 @@ from anywidth.planning.trace.rehearsal import (
     rehearsal_config,
     uneven_config,
 )
-from anywidth.planning.trace.size_sources import AttentionCall, SizeSources
+from anywidth.planning.trace.size_sources import SizeSources
 from anywidth.planning.trace.trace_findings import Findings, Known, Misreading
 from anywidth.planning.trace.walk import OUTPUT, run_rules
 from anywidth.planning.trace.written_buffers import note_written_buffers
@@ -118,7 +119,11 @@ def _planned(
     model: nn.Module, inputs: tuple[Any, ...], parts: Sequence[str] | Literal["auto"] | None
 ) -> Plan:
     exports = Exports(model, inputs)
-    if parts is None or (parts == "auto" and _can_be_exported(exports)):
+    if parts == "auto":
+        with contextlib.suppress(AnywidthError):
+            _ = exports.traced
+            parts = None  # it can be exported as a whole
+    if parts is None:
         _check_exported(exports)
         found, _ = _trace(exports)
     else:
@@ -128,13 +133,6 @@ def _planned(
         found.notes.append(f"{', '.join(names)}, returned beside logits, may narrow")
     note_written_buffers(found, exports)
     return found
-
-
-def _can_be_exported(exports: Exports) -> bool:
-    try:
-        return bool(exports.traced)
-    except AnywidthError:
-        return False
 
 
 def _check_exported(exports: Exports) -> None:
@@ -226,8 +224,8 @@ def misread_groups(
 def _trace(exports: Exports) -> tuple[Plan, Guesses]:
     """The plan; if it keeps heads because they meet constants, perhaps their features narrow."""
     sources = SizeSources(exports.model, exports.inputs, exports.traced)
-    known = Known(exports.model, exports.examples, sources=sources.of, numbers=sources.of_number)
-    found, guesses, findings = _settled(exports, known, sources.attentions)
+    known = Known(exports.model, exports.examples, sources)
+    found, guesses, findings = _settled(exports, known)
     stuck = frozenset(
         node
         for node, axis in findings.cuts.items()
@@ -235,14 +233,14 @@ def _trace(exports: Exports) -> tuple[Plan, Guesses]:
         if (findings.solver.fixed(variable) or "").startswith(MEETS_CONSTANT)
     )
     if stuck and found.rehearsed:
-        other, others, _ = _settled(exports, replace(known, stuck=stuck), sources.attentions)
+        other, others, _ = _settled(exports, replace(known, stuck=stuck))
         if other.rehearsed and _narrow_cost(other) < _narrow_cost(found):
             return other, others
     return found, guesses
 
 
 def _settled(
-    exports: Exports, known: Known, attentions: Sequence[AttentionCall], may_doubt: bool = True
+    exports: Exports, known: Known, may_doubt: bool = True
 ) -> tuple[Plan, Guesses, Findings]:
     """Run the rules, and repeat them as long as a rehearsal shows something new.
 
@@ -253,14 +251,14 @@ def _settled(
     rounds = 0
     before: Known | None = None  # before the first doubts
     while True:
-        findings = _run_all_rules(known, exports, attentions)
+        findings = _run_all_rules(known, exports)
         if lengths := positions(findings):
             known = replace(known, positions=known.positions | lengths)
             continue
         found, guesses = build_plan(findings)
         rounds += 1
         if rounds > MOST_ROUNDS and before:
-            return _settled(exports, before, attentions, may_doubt=False)
+            return _settled(exports, before, may_doubt=False)
         if rounds > MOST_ROUNDS:
             return found, guesses, findings
         try:
@@ -271,9 +269,9 @@ def _settled(
                 before = before or (_as_first(known) if findings.reread else known)
                 over = known.failed.keys() - findings.reread
                 earlier = earlier_guesses(failure.blamed, guesses, over)
-                if not earlier:
-                    return _settled(exports, before, attentions, may_doubt=False)
-                failed = _failed_again(known, earlier)
+                if not earlier and before is not known:
+                    return _settled(exports, before, may_doubt=False)
+                failed = _failed_again(known, earlier) if earlier else None
             elif failed is None and findings.reread:
                 failed = _as_first(known)
             if failed is None:
@@ -291,7 +289,7 @@ def _settled(
                 _drop_followed(exports, found, findings)
                 found, guesses = build_plan(findings)
             if before:
-                first = _settled(exports, before, attentions, may_doubt=False)
+                first = _settled(exports, before, may_doubt=False)
                 if _narrow_cost(first[0]) < _narrow_cost(found):
                     return first
             found.rehearsed = True
@@ -406,10 +404,10 @@ def _rehearse(
     return wrong
 
 
-def _run_all_rules(known: Known, exports: Exports, attentions: Sequence[AttentionCall]) -> Findings:
+def _run_all_rules(known: Known, exports: Exports) -> Findings:
     found = Findings(known)
     add_tensors(found, exports)
-    tie_attention(found, exports.seen.padded, attentions)
+    tie_attention(found, exports.seen.padded)
     tie_recurrent(found)
     for exported in exports.traced.values():
         run_rules(found, exported, held_tensors(exports.model, exported))

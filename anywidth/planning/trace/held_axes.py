@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from anywidth.planning.trace.cursor import Cursor
+from anywidth.planning.trace.cursor import Reporter
 from anywidth.planning.trace.exported_graphs import Exports, held_tensors, unused
-from anywidth.planning.trace.size_sources import AttentionCall
 from anywidth.planning.trace.solver import Pieces, TracedAxis, scaled
-from anywidth.planning.trace.trace_findings import Findings
+from anywidth.planning.trace.trace_findings import Findings, Follower
 from anywidth.planning.trace.value import Traced, shape_of
 
 
@@ -48,9 +47,7 @@ def _kernel_dims(model: nn.Module, name: str, rank: int) -> range:
     return range(2, rank) if is_weight else range(0)
 
 
-def tie_attention(
-    found: Findings, padded: set[nn.Module], calls: Sequence[AttentionCall] = ()
-) -> None:
+def tie_attention(found: Findings, padded: set[nn.Module]) -> None:
     """Attention of torch has one width inside and outside: its heads times their size.
 
     That is `nn.MultiheadAttention`, and the function that it calls. For padded sequences, torch's
@@ -68,20 +65,20 @@ def tie_attention(
         if tied is None:
             continue
         heads, width = tied
-        cursor = Cursor(found, "MultiheadAttention", path)
+        reporter = Reporter(found, "MultiheadAttention", path)
         same = ("embed_dim", "kdim", "vdim") if module._qkv_same_embed_dim else ("embed_dim",)
-        cursor.bind(path, "num_heads", heads)
+        reporter.bind(Follower(path, "num_heads", heads))
         for name in same:
-            cursor.bind(path, name, width)
-    for call in calls:
+            reporter.bind(Follower(path, name, width))
+    for call in found.known.sources.attentions:
         if isinstance(found.known.model.get_submodule(call.path), nn.MultiheadAttention):
             continue
         size = call.width // call.heads
         tied = _tie_heads(found, call.path, call.weights, call.heads, size)
-        cursor = Cursor(found, "multi_head_attention_forward", call.path)
+        reporter = Reporter(found, "multi_head_attention_forward", call.path)
         for source, axis in zip(call.sources, tied or (), strict=tied is not None):
             if source is not None:
-                cursor.follow(source, axis)
+                reporter.follow(source, axis)
 
 
 _IN_ATTENTION = (
@@ -100,9 +97,9 @@ def _tie_heads(
     """The heads of attention and its width, tied to weights, which are given by their names."""
     if weights.get("out_proj_weight") not in found.tensors:
         return None
-    cursor = Cursor(found, "MultiheadAttention", path)
+    reporter = Reporter(found, "MultiheadAttention", path)
     # Of the function, what comes out may have another size.
-    is_module = isinstance(cursor.module, nn.MultiheadAttention)
+    is_module = isinstance(reporter.module, nn.MultiheadAttention)
     heads = scaled(found.solver.new(count // together), together) or ()
     width = scaled(heads, size) or ()
     inside: dict[str, tuple[TracedAxis, ...]] = {
@@ -117,7 +114,7 @@ def _tie_heads(
         held = found.tensors.get(weights.get(key, ""))
         for own, axis in zip(held.axes if held else (), axes, strict=False):
             if axis is not None:
-                cursor.unify(own, axis)
+                reporter.unify(own, axis)
     return heads, width
 
 
@@ -128,7 +125,7 @@ def tie_recurrent(found: Findings) -> None:
         if not is_cell and not isinstance(module, nn.RNNBase):
             continue
         prefix, suffix = f"{path}." if path else "", "" if is_cell else "_l0"
-        cursor = Cursor(found, type(module).__name__, path)
+        reporter = Reporter(found, type(module).__name__, path)
         is_projected = getattr(module, "proj_size", 0) > 0
         for attribute, name in (
             ("input_size", "weight_ih"),
@@ -137,7 +134,7 @@ def tie_recurrent(found: Findings) -> None:
         ):
             held = found.tensors.get(prefix + name + suffix)
             if held is not None and held.axes[1] is not None:
-                cursor.bind(path, attribute, held.axes[1])
+                reporter.bind(Follower(path, attribute, held.axes[1]))
 
 
 def keep_constants(found: Findings) -> None:
@@ -154,7 +151,7 @@ def keep_constants(found: Findings) -> None:
     for piece in solver.pieces(tuple((variable, 1) for variable in found.fresh)):
         if piece[0] not in learned:
             solver.fix((piece,), "an axis of a new tensor")
-    for name in found.buffers & found.tensors.keys():
+    for name in (name for name in found.tensors if name in found.buffers):
         for axis in found.tensors[name].axes:
             for piece in solver.pieces(axis):
                 if piece[0] not in made:
@@ -177,23 +174,15 @@ def keep_filters(found: Findings) -> None:
         (made, found.readers, "made of the input by frozen weights (requires_grad=False)"),
         (found.readers, made, "made an output by frozen weights (requires_grad=False)"),
     ):
-        inner = {layer for layer, axis in there if _is_open(found, axis)}
-        layers: dict[int, set[str]] = {}
-        for layer, axis in here:
-            for variable in solver.variables([axis]):
-                layers.setdefault(variable, set()).add(layer)
-        for variable, own in layers.items():
-            if own <= frozen - inner:
+        inner = {layer for layer, axis in there if solver.is_open(axis)}
+        for variable, own in found.layers_by_variable(here).items():
+            if frozen - inner >= set(own):
                 solver.fix(((variable, 1),), what)
 
 
 def _is_frozen(module: nn.Module) -> bool:
     held = list(module.parameters())
     return bool(held) and not any(p.requires_grad for p in held)
-
-
-def _is_open(found: Findings, axis: TracedAxis) -> bool:
-    return any(found.solver.fixed(v) is None for v in found.solver.variables([axis]))
 
 
 def positions(found: Findings) -> set[tuple[str, int]]:
@@ -206,7 +195,7 @@ def positions(found: Findings) -> set[tuple[str, int]]:
     for name in found.tensors.keys() - found.buffers:
         for i, axis in enumerate(found.tensors[name].axes):
             own = solver.variables([axis])
-            is_open = any(solver.fixed(v) is None or v in merged for v in own)
+            is_open = solver.is_open(axis) or not merged.isdisjoint(own)
             if is_open and own.isdisjoint(channels):
                 lengths.add((name, i))
     return lengths

@@ -16,32 +16,31 @@ class SizeSource(NamedTuple):
     ratio: Fraction = Fraction(1)
 
 
-class KnownInt(int):
-    """A number that remembers the attribute it comes from, also if multiplied or divided."""
+class _Known:
+    """A number that remembers an attribute in copies too; pickled, it is a plain one."""
 
     source: SizeSource
 
-    def __new__(cls, value: int, source: SizeSource) -> KnownInt:
-        number = super().__new__(cls, value)
+    def __new__(cls, value: Any, source: SizeSource) -> Any:
+        number = super().__new__(cls, value)  # type: ignore[call-arg]
         number.source = source
         return number
 
-    def __deepcopy__(self, memo: Any) -> KnownInt:
+    def __deepcopy__(self, memo: Any) -> Any:
         return self
 
     def __reduce__(self) -> Any:
-        return int, (int(self),)
+        plain: Any = int if isinstance(self, int) else float
+        return plain, (plain(self),)
+
+
+class KnownInt(_Known, int):
+    """A number that remembers the attribute it comes from, also if multiplied or divided."""
 
     def __mul__(self, other: Any) -> Any:
         return self._times(int.__mul__(self, other) if isinstance(other, int) else None, other)
 
     __rmul__ = __mul__
-
-    def __truediv__(self, other: Any) -> Any:
-        return _known(int.__truediv__(self, other), self.source)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return _known(int.__rtruediv__(self, other), self.source)
 
     def __pow__(self, other: Any, *rest: Any) -> Any:
         is_float = isinstance(other, float)
@@ -64,21 +63,8 @@ class KnownInt(int):
         return KnownInt(value, source._replace(ratio=source.ratio * Fraction(by)))
 
 
-class KnownFloat(float):
+class KnownFloat(_Known, float):
     """A number that was worked out from an attribute: its root, say."""
-
-    source: SizeSource
-
-    def __new__(cls, value: float, source: SizeSource) -> KnownFloat:
-        number = super().__new__(cls, value)
-        number.source = source
-        return number
-
-    def __deepcopy__(self, memo: Any) -> KnownFloat:
-        return self
-
-    def __reduce__(self) -> Any:
-        return float, (float(self),)
 
 
 def _known(value: Any, source: SizeSource) -> Any:
@@ -86,11 +72,12 @@ def _known(value: Any, source: SizeSource) -> Any:
     return KnownFloat(value, source) if type(value) is float else value
 
 
-def _remembering(name: str) -> Callable[..., Any]:
-    plain = getattr(float, name)
+def _remembering(plain: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, *others: _known(plain(self, *others), self.source)
 
 
 for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow",
               "neg"):  # fmt: skip
-    setattr(KnownFloat, f"__{_name}__", _remembering(f"__{_name}__"))
+    setattr(KnownFloat, f"__{_name}__", _remembering(getattr(float, f"__{_name}__")))
+for _name in ("__truediv__", "__rtruediv__"):
+    setattr(KnownInt, _name, _remembering(getattr(int, _name)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,14 +16,14 @@ from anywidth.planning.trace.value import shape_of
 # `torch.autocast` and `torch.no_grad` in a forward: the code inside becomes a separate graph.
 REGIONS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
 
-# Passed on the way from a tensor of one number to what it scales.
+# Operations that return the entries of the tensor they take.
 CASTS = ("to", "_to_copy", "type_as", "clone", "detach", "alias", "lift_fresh_copy", "contiguous")
 # Operations whose numbers say how much, not along which dimension or how large.
 COMPUTED_WITH = ("mul", "div", "add", "sub", "rsub", "pow", "lerp", "addcmul", "addcdiv",
                  "true_divide", "multiply", "subtract", "divide", "clamp", "clamp_min", "clamp_max",
                  "maximum", "minimum")  # fmt: skip
-# Under this key, the input of a graph for a tensor in the code has the number that it holds.
-WRITTEN = "written_number"
+# Under this key, the input of a graph for a tensor in the code has that tensor.
+WRITTEN = "written_tensor"
 
 
 def op_name(target: Any) -> str:
@@ -138,10 +138,27 @@ def number_of(node: Node) -> float | None:
 
 def _written(node: Node) -> float | None:
     """The number that a tensor in the code holds, such as `torch.tensor(8.0)`."""
-    while op_name(node.target) in CASTS and node.all_input_nodes:
+    held = passed_through(node, CASTS).meta.get(WRITTEN)
+    if not isinstance(held, torch.Tensor) or held.numel() != 1 or held.is_meta:
+        return None
+    return float(held) if held.is_floating_point() else None
+
+
+def written_numbers(node: Node, most: int = 16) -> tuple[int, ...]:
+    """The entries of a short list of whole numbers that is in the code."""
+    held = node.meta.get(WRITTEN)
+    if not isinstance(held, torch.Tensor) or held.dim() != 1 or held.is_meta:
+        return ()
+    is_short = held.numel() <= most
+    is_whole = not held.is_floating_point() and held.dtype is not torch.bool
+    return tuple(map(int, held.tolist())) if is_short and is_whole else ()
+
+
+def passed_through(node: Node, operations: Collection[str]) -> Node:
+    """Where a tensor comes from, before operations that only pass it on."""
+    while op_name(node.target) in operations and node.all_input_nodes:
         node = node.all_input_nodes[0]
-    number: float | None = node.meta.get(WRITTEN)
-    return number
+    return node
 
 
 def numbers_in(node: Node) -> list[float]:

@@ -6,15 +6,14 @@ as two numbers, and either could be the constant. Rules guess, and a rehearsal c
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
 from torch import nn
 from torch.fx import Node
 
-from anywidth.planning.cuts import cut, held_tensor, take
+from anywidth.planning.cuts import copied, cut, held_tensor, take
 from anywidth.planning.groups import Plan
 from anywidth.planning.held_numbers import held_number, set_number, with_entry
 from anywidth.planning.trace.build import Guesses
@@ -46,8 +45,7 @@ def narrowed_copy(model: nn.Module, plan: Plan, config: ChannelConfig) -> nn.Mod
     """A copy at a configuration, whose tensors are parts of the original's."""
     memo: dict[int, Any] = {}
     for name, axes in plan.tensors.items():
-        path, _, key = name.rpartition(".")
-        whole = held_tensor(model.get_submodule(path), key)
+        whole = held_tensor(model, name)
         assert whole is not None
         part = whole.detach()
         if name in plan.scales:
@@ -59,11 +57,7 @@ def narrowed_copy(model: nn.Module, plan: Plan, config: ChannelConfig) -> nn.Mod
                 part = take(part, index, cut(plan, axis, config))
         is_parameter = isinstance(whole, nn.Parameter)
         memo[id(whole)] = nn.Parameter(part, requires_grad=False) if is_parameter else part
-    for module in model.modules():
-        for value in vars(module).values():
-            if isinstance(value, torch.Tensor):  # a weight that a hook computes
-                memo[id(value)] = value.detach()
-    narrow = copy.deepcopy(model, memo)
+    narrow = copied(model, memo)
     for slot in plan.attributes:
         module = narrow.get_submodule(slot.module)
         size: Any = slot.value(*(plan.axis_size(slot.axis, c) for c in (config, plan.full)))
@@ -82,10 +76,7 @@ def misread(
     `narrow` are the network's graphs at full size and at `config`.
     """
     wrong: dict[Node, int | None] = {}
-    pairs = zip(nodes_of(full.graph_module), nodes_of(narrow.graph_module), strict=False)
-    for node, twin in pairs:
-        if _operation(node) != _operation(twin):
-            break  # the code took another path: the rest cannot be compared
+    for node, twin in _twins(full, narrow):
         if node not in guesses:
             continue
         results, number = guesses[node]
@@ -112,14 +103,17 @@ def misread(
 def followed_numbers(constants: Iterable[WidthConstant], full: Any, narrow: Any) -> set[Node]:
     """The operations whose number is another one in a narrow network."""
     watched = {constant.node: constant.number for constant in constants}
+    return {
+        node
+        for node, twin in _twins(full, narrow)
+        if node in watched and watched[node] not in numbers_in(twin)
+    }
+
+
+def _twins(full: Any, narrow: Any) -> Iterator[tuple[Node, Node]]:
+    """The operations of two graphs in pairs, up to where the code took another path."""
     pairs = zip(nodes_of(full.graph_module), nodes_of(narrow.graph_module), strict=False)
-    found = set()
-    for node, twin in pairs:
-        if _operation(node) != _operation(twin):
-            break
-        if node in watched and watched[node] not in numbers_in(twin):
-            found.add(node)
-    return found
+    return itertools.takewhile(lambda pair: _operation(pair[0]) == _operation(pair[1]), pairs)
 
 
 def _operation(node: Node) -> tuple[str, str]:

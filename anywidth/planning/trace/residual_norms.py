@@ -24,18 +24,14 @@ def residual_scales(model: nn.Module, inputs: tuple[Any, ...]) -> list[str]:
     for node in nodes_of(exported.graph_module):
         before = node.all_input_nodes
         depths[node] = 1 + max((depths.get(one, 0) for one in before), default=0)
-        is_sum = node.op == "call_function" and op_name(node.target) == "add"
         sides = [side for side in before if side.name not in held]
-        if not is_sum or len(sides) < 2:
+        if op_name(node.target) != "add" or len(sides) < 2:
             continue
-        norms = [side for side in sides if _is_norm(side)]
+        called = (side for side in sides if side.op == "call_function")
+        norms = [side for side in called if "batch_norm" in op_name(side.target)]
         for norm in sorted(norms, key=lambda side: depths[side])[-1:]:
             scale = norm.args[1]
             name = held.get(scale.name) if isinstance(scale, Node) else None
             if name is not None and name not in found:
                 found.append(name)
     return found
-
-
-def _is_norm(node: Node) -> bool:
-    return node.op == "call_function" and "batch_norm" in op_name(node.target)

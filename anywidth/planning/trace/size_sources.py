@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
+from anywidth.planning.cuts import copied
 from anywidth.planning.held_numbers import held_lists, held_numbers, mentions, set_number
 from anywidth.planning.kept_results import results_forgotten
-from anywidth.planning.modes import modes_kept
 from anywidth.planning.trace.known_ints import KnownFloat, KnownInt, SizeSource
 from anywidth.planning.trace.nodes import layer_of, nodes_of, op_name
 
@@ -43,7 +43,6 @@ class SizeSources:
 
     def __init__(self, model: nn.Module, inputs: tuple[Any, ...], traced: dict[bool, Any]) -> None:
         self._model, self._inputs, self._traced = model, inputs, traced
-        self._by_node: dict[Node, list[SizeSource | None]] | None = None
         self._recordings: dict[bool, Recording | None] = {}
 
     @cached_property
@@ -58,17 +57,19 @@ class SizeSources:
         if training not in self._recordings:
             self._recordings[training] = None  # it may run only while it is exported
             with contextlib.suppress(Exception):
-                recording = _record(self._model, self._inputs, training)
-                self._recordings[training] = recording
+                self._recordings[training] = _record(self._model, self._inputs, training)
         return self._recordings[training]
 
-    def of(self, node: Node) -> list[SizeSource | None]:
+    def of(self, node: Node) -> Sizes:
         """For each size that an operation is given its source; empty if that is not known."""
-        if self._by_node is None:
-            self._by_node = {}
-            for training, graph in self._traced.items():
-                self._by_node |= self._matched(training, graph)
         return self._by_node.get(node, [])
+
+    @cached_property
+    def _by_node(self) -> dict[Node, Sizes]:
+        found: dict[Node, Sizes] = {}
+        for training, graph in self._traced.items():
+            found |= self._matched(training, graph)
+        return found
 
     def of_number(self, node: Node, number: float) -> SizeSource | None:
         """The attribute that a number in an operation was worked out from, if a run showed one."""
@@ -79,7 +80,7 @@ class SizeSources:
             found |= {source for value, source in held if value == number}
         return found.pop() if len(found) == 1 else None
 
-    def _matched(self, training: bool, graph: Any) -> dict[Node, list[SizeSource | None]]:
+    def _matched(self, training: bool, graph: Any) -> dict[Node, Sizes]:
         """The records of a run for the nodes of the graph: both in order, per module."""
         recording = self._recording(training)
         if recording is None:
@@ -98,7 +99,9 @@ class SizeSources:
         }
 
 
-Records = dict[tuple[str, str], list[list[SizeSource | None]]]
+# The sources of the sizes that one operation is given.
+Sizes = list[SizeSource | None]
+Records = dict[tuple[str, str], list[Sizes]]
 
 
 class AttentionCall(NamedTuple):
@@ -113,31 +116,17 @@ class AttentionCall(NamedTuple):
 
 def _record(model: nn.Module, inputs: tuple[Any, ...], training: bool) -> Recording:
     """The sources of the sizes that each module gives, by its path and the operation's name."""
-    memo: dict[int, Any] = {id(p): p for p in model.parameters()}
-    for module in model.modules():
-        for value in vars(module).values():
-            if isinstance(value, Tensor):  # a weight that a hook computes
-                memo[id(value)] = value.detach()
-    twin = copy.deepcopy(model, memo)
+    twin = copied(model, {id(p): p for p in model.parameters()})
     for path, module in twin.named_modules():
         if not type(module).__module__.startswith("torch.nn.") or isinstance(module, READ_IN_TORCH):
             _remember(path, module)
     recording = Recording({id(p): name for name, p in model.named_parameters()})
-    hooks = []
     for path, module in twin.named_modules():
-        hooks += [
-            module.register_forward_pre_hook(recording.entering(path), prepend=True),
-            module.register_forward_hook(recording.leaving, always_call=True),
-        ]
-    with (
-        modes_kept(twin),
-        results_forgotten(twin),
-        torch.random.fork_rng(devices=[]),
-        torch.no_grad(),
-    ):
-        twin.train(training)
-        with recording:
-            twin(*copy.deepcopy(inputs))
+        module.register_forward_pre_hook(recording.entering(path), prepend=True)
+        module.register_forward_hook(recording.leaving, always_call=True)
+    twin.train(training)
+    with results_forgotten(twin), torch.random.fork_rng(devices=[]), torch.no_grad(), recording:
+        twin(*copy.deepcopy(inputs))
     return recording
 
 
@@ -162,7 +151,7 @@ class Recording(TorchFunctionMode):
         # Numbers that operations were given in each module, and what they were worked out from.
         self.numbers: dict[str, list[tuple[float, SizeSource | None]]] = defaultdict(list)
         self._names = names
-        self._running: list[str] = []
+        self._running = [""]  # paths of modules, the innermost last
 
     def entering(self, path: str) -> Any:
         return lambda module, given: self._running.append(path)
@@ -173,23 +162,20 @@ class Recording(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = getattr(func, "__name__", "")
-        path = self._running[-1] if self._running else ""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name, path = getattr(func, "__name__", ""), self._running[-1]
         if name not in (*SHAPED, *SPLIT, *INDEXED, UNFLATTENED):
-            numbers = [x for x in (*args, *(kwargs or {}).values()) if type(x) in NUMBERS]
+            numbers = [x for x in (*args, *kwargs.values()) if type(x) in NUMBERS]
             self.numbers[path] += [(float(x), getattr(x, "source", None)) for x in numbers]
         if name == ATTENTION:
-            given = inspect.signature(func).bind(*args, **(kwargs or {})).arguments
+            given = inspect.signature(func).bind(*args, **kwargs).arguments
             self.attentions.append(self._attention(given))
         if name in INDEXED:
-            for ends in _slices(args[0], args[1]):
-                self.records[path, "slice"].append(ends)
+            self.records[path, "slice"] += _slices(args[0], args[1])
         if name in SHAPED or name in SPLIT or name == UNFLATTENED:
-            sizes = list(_sizes(name, args, kwargs or {}))
-            self.records[path, _plain(name)].append(
-                _in_place(name, sizes, args, kwargs or {}, result)
-            )
+            sizes = _in_place(name, _sizes(name, args, kwargs), args, kwargs, result)
+            self.records[path, _plain(name)].append(sizes)
         return result
 
     def _attention(self, given: dict[str, Any]) -> AttentionCall:
@@ -198,8 +184,7 @@ class Recording(TorchFunctionMode):
             key: self._names[id(value)] for key, value in given.items() if id(value) in self._names
         }
         sources = _source(heads), _source(given["embed_dim_to_check"])
-        path = self._running[-1] if self._running else ""
-        return AttentionCall(path, int(heads), width, sources, weights)
+        return AttentionCall(self._running[-1], int(heads), width, sources, weights)
 
 
 def _plain(name: str) -> str:
@@ -207,7 +192,7 @@ def _plain(name: str) -> str:
     return {"split_with_sizes": "split", "reshape": "view"}.get(name, name)
 
 
-def _sizes(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[SizeSource | None]:
+def _sizes(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Sizes:
     """The sources of the sizes among the arguments of an operation."""
     keys = ("size", "shape", "sizes", "split_size_or_sections", "split_size", "split_sizes")
     named = next((kwargs[key] for key in keys if key in kwargs), None)
@@ -218,15 +203,14 @@ def _sizes(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[S
         given = rest[0]
     elif named is None and (name in SPLIT or name in ("full", "new_full")):
         given = rest[:1]
-    for size in given if isinstance(given, list | tuple) else [given]:
-        yield _source(size)
+    return [_source(size) for size in (given if isinstance(given, list | tuple) else [given])]
 
 
 def _source(number: Any) -> SizeSource | None:
     return number.source if isinstance(number, KnownInt) else None
 
 
-def _slices(tensor: Tensor, index: Any) -> Iterator[list[SizeSource | None]]:
+def _slices(tensor: Tensor, index: Any) -> Iterator[Sizes]:
     """The sources of both ends of every slice that leaves something out."""
     places = index if isinstance(index, tuple) else (index,)
     taken = [p for p in places if p is not None and p is not Ellipsis and not isinstance(p, bool)]
@@ -244,12 +228,8 @@ def _slices(tensor: Tensor, index: Any) -> Iterator[list[SizeSource | None]]:
 
 
 def _in_place(
-    name: str,
-    sizes: list[SizeSource | None],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    result: Any,
-) -> list[SizeSource | None]:
+    name: str, sizes: Sizes, args: Sequence[Any], kwargs: dict[str, Any], result: Any
+) -> Sizes:
     """One entry per dimension of the result, or per part."""
     if name in SPLIT:
         return sizes

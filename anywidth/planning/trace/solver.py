@@ -71,6 +71,10 @@ class Solver:
         """The reason why a variable never narrows; None if it can."""
         return self._fixed.get(variable)
 
+    def is_open(self, axis: TracedAxis) -> bool:
+        """Whether any part of an axis can narrow."""
+        return any(self.fixed(variable) is None for variable, _ in self.pieces(axis))
+
     def fix(self, axis: TracedAxis, reason: str) -> None:
         """Keep every channel of an axis; the first reason that was given counts."""
         for variable, _ in self.pieces(axis):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 from torch.fx import Node
@@ -12,6 +12,9 @@ from torch.fx import Node
 from anywidth.planning.trace.known_ints import SizeSource
 from anywidth.planning.trace.solver import Pieces, Solver, TracedAxis
 from anywidth.planning.trace.value import Traced
+
+if TYPE_CHECKING:
+    from anywidth.planning.trace.size_sources import SizeSources
 
 
 class Misreading(NamedTuple):
@@ -30,21 +33,19 @@ class Known:
 
     Args:
         batch: number of examples in the example input.
+        sources: the attributes that sizes and numbers in operations come from.
         misread: results of rehearsals.
         failed: operations at which a narrow network may have failed, and how often.
         positions: (parameter, index of an axis) of axes of tokens or positions, not of channels.
-        sources: for an operation, which attributes the sizes that it is given come from.
-        numbers: the attribute that a number in an operation was worked out from, if it is known.
         stuck: reshapes in which another dimension should narrow, as that of the guess cannot.
     """
 
     model: nn.Module
-    batch: int = 1
+    batch: int
+    sources: SizeSources
     misread: Mapping[Node, Misreading] = field(default_factory=dict)
     failed: Mapping[Node, int] = field(default_factory=dict)
     positions: frozenset[tuple[str, int]] = frozenset()
-    sources: Callable[[Node], Sequence[SizeSource | None]] | None = None
-    numbers: Callable[[Node, float], SizeSource | None] | None = None
     stuck: frozenset[Node] = frozenset()
 
 
@@ -56,7 +57,7 @@ class Maker(NamedTuple):
 
     layer: str
     axis: TracedAxis
-    node: Node | None
+    node: Node
     can_fold: bool
 
 
@@ -99,64 +100,46 @@ class Product(NamedTuple):
     is_batched: bool
 
 
-@dataclass
 class Findings:
-    """What the rules have found so far.
+    """What the rules have found so far."""
 
-    Args:
-        tensors: parameters and buffers by name.
-        makers: every call of a convolution or linear layer, in order.
-        readers: (layer, input axis) of these calls.
-        made: axes that learned weights make, inside or outside a layer.
-        summed: axes of parameters that products outside of layers sum over.
-        attended: axes of products of two activations: heads, and the axes their scores sum over.
-        merged: axes that a reshape merges with others, so that none of them narrows.
-        products: the terms of the cost.
-        uncounted: operations with weights for which no cost was counted.
-        followers: attributes that follow an axis.
-        inputs: for each weight that output averaging scales, the index of its input axis.
-        moving: operations whose later parts begin at another place in a narrow network.
-        folds: (layer, batch norm) in which only the norm reads the layer's output.
-        joining: parameters and buffers that are combined with activations, but not as weights.
-        notes: remarks for the reader of the plan.
-        constants: numbers that should follow the width, which a rehearsal checks.
-        staying: numbers that do not follow it, whatever attribute does.
-        scales: for each buffer that is a power of an axis's size, the axis and the power.
-        reread: operations with a new guess, because a narrow network failed.
-        sized: operations whose sizes may come from an attribute that was not tried.
-        fresh: variables of new tensors' axes, until they meet channels.
-        guesses: operations whose sizes Python computed, with the results that rules guess.
-        cuts: reshapes that cut an axis, with the part that narrows by a guess.
-    """
-
-    known: Known
-    solver: Solver = field(default_factory=Solver)
-    tensors: dict[str, Traced] = field(default_factory=dict)
-    makers: list[Maker] = field(default_factory=list)
-    readers: list[tuple[str, TracedAxis]] = field(default_factory=list)
-    made: list[TracedAxis] = field(default_factory=list)
-    summed: list[TracedAxis] = field(default_factory=list)
-    attended: list[TracedAxis] = field(default_factory=list)
-    merged: list[TracedAxis] = field(default_factory=list)
-    products: list[Product] = field(default_factory=list)
-    uncounted: list[str] = field(default_factory=list)
-    followers: list[Follower] = field(default_factory=list)
-    inputs: dict[str, int] = field(default_factory=dict)
-    moving: list[str] = field(default_factory=list)
-    folds: list[tuple[str, str]] = field(default_factory=list)
-    joining: set[str] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
-    constants: list[WidthConstant] = field(default_factory=list)
-    staying: list[WidthConstant] = field(default_factory=list)
-    scales: dict[str, tuple[Pieces, float]] = field(default_factory=dict)
-    reread: set[Node] = field(default_factory=set)
-    sized: set[Node] = field(default_factory=set)
-    fresh: set[int] = field(default_factory=set)
-    guesses: dict[Node, Any] = field(default_factory=dict)
-    cuts: dict[Node, Pieces] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.buffers = {name for name, _ in self.known.model.named_buffers()}
+    def __init__(self, known: Known) -> None:
+        self.known = known
+        self.solver = Solver()
+        self.buffers = {name for name, _ in known.model.named_buffers()}
+        self.tensors: dict[str, Traced] = {}  # parameters and buffers by name
+        self.makers: list[Maker] = []  # every call of a convolution or linear layer, in order
+        self.readers: list[tuple[str, TracedAxis]] = []  # (layer, input axis) of these calls
+        self.made: list[TracedAxis] = []  # axes that learned weights make, inside layers or not
+        # Axes of parameters that products outside of layers sum over.
+        self.summed: list[TracedAxis] = []
+        # Axes of products of two activations: heads, and the axes their scores sum over.
+        self.attended: list[TracedAxis] = []
+        self.merged: list[TracedAxis] = []  # axes that a reshape merges, so that none narrows
+        self.products: list[Product] = []  # the terms of the cost
+        self.uncounted: list[str] = []  # operations with weights for which no cost was counted
+        self.followers: list[Follower] = []  # attributes that follow an axis
+        # For each weight that output averaging scales, the index of its input axis.
+        self.inputs: dict[str, int] = {}
+        # Operations whose later parts begin at another place in a narrow network.
+        self.moving: list[str] = []
+        self.folds: list[tuple[str, str]] = []  # (layer, batch norm) if only the norm reads it
+        # Parameters and buffers that are combined with activations, but not as weights.
+        self.joining: set[str] = set()
+        self.notes: list[str] = []  # remarks for the reader of the plan
+        # Numbers that should follow the width, which a rehearsal checks.
+        self.constants: list[WidthConstant] = []
+        self.staying: list[WidthConstant] = []  # those that do not, whatever attribute does
+        # For each buffer that is a power of an axis's size, the axis and the power.
+        self.scales: dict[str, tuple[Pieces, float]] = {}
+        self.reread: set[Node] = set()  # operations with a new guess after a narrow network failed
+        # Operations whose sizes may come from an attribute that was not tried.
+        self.sized: set[Node] = set()
+        self.fresh: set[int] = set()  # variables of new tensors' axes, until they meet channels
+        # Operations whose sizes Python computed, with the results that rules guess.
+        self.guesses: dict[Node, Any] = {}
+        # Reshapes that cut an axis, with the part that narrows by a guess.
+        self.cuts: dict[Node, Pieces] = {}
 
     def fresh_axis(self, size: int) -> Pieces:
         """An axis of a new tensor that narrows if it meets channels."""
@@ -167,6 +150,15 @@ class Findings:
     def is_fresh(self, axis: TracedAxis) -> bool:
         """Whether an axis belongs to a new tensor and has met no channels yet."""
         return axis is not None and self.fresh.issuperset(self.solver.variables([axis]))
+
+    def layers_by_variable(self, listed: Iterable[tuple[str, TracedAxis]]) -> dict[int, list[str]]:
+        """For each variable the layers that are listed with an axis of it."""
+        layers: dict[int, list[str]] = {}
+        for layer, axis in listed:
+            for variable, _ in self.solver.pieces(axis):
+                if layer not in layers.setdefault(variable, []):
+                    layers[variable].append(layer)
+        return layers
 
     def is_parameter(self, value: Any) -> bool:
         """Whether a value is a parameter or a view of one, not a buffer or computed."""

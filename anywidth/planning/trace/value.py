@@ -28,6 +28,10 @@ class Traced:
     source: str | None = None
     numbers: tuple[int, ...] = ()
 
+    def leading(self, last: int) -> Traced:
+        """All dimensions but so many at the end."""
+        return Traced(self.shape[:-last], self.axes[:-last])
+
 
 def shape_of(value: Any) -> tuple[int, ...]:
     if not isinstance(value, torch.Tensor):

@@ -14,6 +14,7 @@ from anywidth.planning.held_numbers import (
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.known_ints import SizeSource
 from anywidth.planning.trace.solver import Pieces, TracedAxis, Unsplittable, scaled
+from anywidth.planning.trace.trace_findings import Follower
 from anywidth.planning.trace.value import Traced
 
 # An axis that a merge repeats more often than this is fixed.
@@ -39,8 +40,7 @@ def reshape(cursor: Cursor, value: Traced, shape: Sequence[int], rest: int | Non
     if cursor.op not in SIZED_BY_TORCH and is_sized:
         cursor.guess()
     axes: list[TracedAxis] = []
-    old = 0
-    new = 0
+    old = new = 0
     while new < len(shape):
         olds, news = [], [new]
         new += 1
@@ -105,7 +105,7 @@ def _block(
         return constant
     if within is not None and misreading is not None and misreading.times == 1:
         place, found, name = within
-        cursor.bind(cursor.layer, name, found or (), is_tried=True)
+        cursor.bind(Follower(cursor.layer, name, found or (), is_tried=True))
         return {**constant, wide[place]: found}
     left = wide.index(rest) if rest in wide else None
     place, found = _split(cursor, merged, {i: sizes[i] for i in wide}, known, left)
@@ -182,8 +182,7 @@ def _split(
     """
     solver, sizes = cursor.solver, list(dims.values())
     # Where channels stay anyway, an attribute may be something else.
-    is_open = any(solver.fixed(variable) is None for variable, _ in axis)
-    sources = [cursor.source(dim) if is_open else None for dim in dims]
+    sources = [cursor.source(dim) if solver.is_open(axis) else None for dim in dims]
     decided = _as_it_is(cursor, axis, sizes, range(len(sizes)) if known is None else [known])
     if decided is not None:
         _follow_source(cursor, sources[decided[0]], decided[1])
@@ -211,15 +210,15 @@ def _split(
     try:
         parts = solver.cut(axis, [sizes[place] * after] * before)
     except Unsplittable:
-        cursor.fix_uneven(axis)
+        solver.fix(axis, cursor.uneven)
         return place, None
     found = solver.new(sizes[place])
-    if known is None and cursor.node is not None:
+    if known is None:
         cursor.found.cuts[cursor.node] = found
     for part in parts:
         cursor.unify(part, scaled(found, after))
     for name, times in names:
-        cursor.bind(cursor.layer, name, scaled(found, times) or ())
+        cursor.bind(Follower(cursor.layer, name, scaled(found, times) or ()))
     if not names:
         _follow_source(cursor, sources[place], found)
     return place, found

@@ -8,22 +8,23 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from anywidth.planning.trace.cursor import Cursor
+from anywidth.planning.trace.cursor import Cursor, Reporter
 from anywidth.planning.trace.fixed_tables import meets_channels
 from anywidth.planning.trace.nodes import (
+    CASTS,
     are_met_by_entry,
     gives_indices,
     is_in_place,
     layer_of,
     leaving_nodes,
     op_name,
+    passed_through,
     region_of,
     shapes_of,
     summed_factors,
+    written_numbers,
 )
 from anywidth.planning.trace.rules.table import (
     ELEMENTWISE,
@@ -38,8 +39,6 @@ from anywidth.planning.trace.trace_findings import Findings
 from anywidth.planning.trace.value import Traced, as_constant
 from anywidth.planning.trace.width_constants import look_for_constant
 
-# Operations that return the entries of the tensor they take.
-COPIES = ("lift_fresh_copy", "detach", "clone", "alias", "contiguous", "to", "_to_copy")
 # Why the outputs of a network stay whole.
 OUTPUT = "is an output of the model"
 
@@ -48,17 +47,13 @@ def run_rules(found: Findings, exported: Any, held: dict[str, str]) -> None:
     """Run the rules over a graph; `held` names the inputs that are parameters or buffers."""
     walk = Walk(found, leaving_nodes(exported.graph_module))
     inputs = exported.graph.find_nodes(op="placeholder")
-    written = exported.graph_signature.inputs_to_lifted_tensor_constants
     for node in inputs:
         if node.name in held:
             walk.values[node] = found.tensors[held[node.name]]
-        elif node.name in written:
-            numbers = written_numbers(exported.constants.get(written[node.name]))
-            walk.values[node] = replace(as_constant(node.meta["val"]), numbers=numbers)
-            walk.batched.add(node)
-        else:
-            walk.values[node] = as_constant(node.meta.get("val"))
-            walk.batched.add(node)
+            continue
+        value, numbers = as_constant(node.meta.get("val")), written_numbers(node)
+        walk.values[node] = replace(value, numbers=numbers) if numbers else value
+        walk.batched.add(node)
     outputs = walk.run(exported.graph_module)
     for node in inputs:
         if node.name in held and meets_channels(node, walk.batched):
@@ -67,7 +62,7 @@ def run_rules(found: Findings, exported: Any, held: dict[str, str]) -> None:
         if uses - MAKERS.keys() and uses & MAKERS.keys():
             # Averaging would scale a tied embedding too.
             found.inputs.pop(held.get(node.name, ""), None)
-    Cursor(found, "output", "").fix(outputs, OUTPUT)
+    Reporter(found, "output", "").fix(outputs, OUTPUT)
 
 
 class Walk:
@@ -115,25 +110,22 @@ class Walk:
         if not node.users and not is_in_place(node):
             return as_constant(meta)  # code that only reads its size
         leaves = (node in self.leaving and not self._compares(node)) or gives_indices(node)
-        cursor = Cursor(self.found, op, layer_of(node), meta, node, is_batched, leaves)
+        cursor = Cursor(self.found, op, layer_of(node), meta, node, self.values, is_batched, leaves)
         if op not in RULES or not hasattr(node.target, "_schema"):
             return _without_rule(cursor, [*arguments, *keywords.values()])
         names = node.target._schema.arguments
         bound = {a.name: a.default_value for a in names if a.has_default_value()}
         bound |= {a.name: value for a, value in zip(names, arguments, strict=False)}
         result = RULES[op](cursor, SimpleNamespace(**(bound | keywords)))
-        if arguments and isinstance(result, Traced) and self._is_of(op, arguments[0]):
-            result = replace(result, source=arguments[0].source)
-        if op in COPIES and isinstance(arguments[0], Traced) and isinstance(result, Traced):
-            result = replace(result, numbers=arguments[0].numbers)
+        first = arguments[0] if arguments else None
+        if isinstance(first, Traced) and isinstance(result, Traced):
+            if op in VIEWS or (op in LOOKUPS and self.found.is_parameter(first)):
+                result = replace(result, source=first.source)
+            if op in CASTS:
+                result = replace(result, numbers=first.numbers)
         self.values[node] = result
-        look_for_constant(cursor, self.values)
+        look_for_constant(cursor)
         return result
-
-    def _is_of(self, op: str, given: Any) -> bool:
-        """Whether an operation returns its argument, or some rows of a parameter."""
-        is_row = op in LOOKUPS and self.found.is_parameter(given)
-        return is_row or (op in VIEWS and isinstance(given, Traced))
 
     def _compares(self, node: Node) -> bool:
         """Whether an operation sums over an axis of two tensors, which may be any channels."""
@@ -193,17 +185,7 @@ class Walk:
 
 def _is_filled(node: Node) -> bool:
     """Whether all entries of a tensor are one number."""
-    while op_name(node.target) in (*COPIES, *VIEWS) and node.all_input_nodes:
-        node = node.all_input_nodes[0]
-    return op_name(node.target) in FILLED
-
-
-def written_numbers(held: Any, most: int = 16) -> tuple[int, ...]:
-    """The entries of a short list of whole numbers that is in the code."""
-    is_list = isinstance(held, Tensor) and held.dim() == 1 and held.numel() <= most
-    if not is_list or held.is_floating_point() or held.dtype is torch.bool or held.is_meta:
-        return ()
-    return tuple(int(number) for number in held.tolist())
+    return op_name(passed_through(node, (*CASTS, *VIEWS)).target) in FILLED
 
 
 def _without_rule(cursor: Cursor, given: Sequence[Any]) -> Any:

@@ -14,14 +14,15 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from anywidth.planning.cuts import held_tensor
 from anywidth.planning.held_numbers import held_number, is_number_of_heads, is_size_of_head
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.known_ints import SizeSource
-from anywidth.planning.trace.nodes import CASTS, number_of, numbers_in, op_name
+from anywidth.planning.trace.nodes import CASTS, number_of, numbers_in, op_name, passed_through
 from anywidth.planning.trace.rules.products import spelled_out
 from anywidth.planning.trace.rules.table import ELEMENTWISE, PRODUCTS, VIEWS
 from anywidth.planning.trace.solver import Pieces, TracedAxis
-from anywidth.planning.trace.trace_findings import WidthConstant
+from anywidth.planning.trace.trace_findings import Follower, WidthConstant
 from anywidth.planning.trace.value import Traced, shape_of
 
 ROOTS = (0.5, -0.5)
@@ -39,22 +40,19 @@ SCORES = ("matmul", "bmm", "einsum", "scaled_dot_product_attention")
 SUMMED = ("einsum", "matmul", "bmm")
 
 
-def look_for_constant(cursor: Cursor, values: dict[Node, Any]) -> None:
+def look_for_constant(cursor: Cursor) -> None:
     """Report a number by which the present operation multiplies or divides, if it is a power."""
-    node = cursor.node
-    assert node is not None
-    if _is_power(cursor, node, values):
+    if _is_power(cursor):
         return
-    for number in numbers_in(node):
-        source = _worked_out_from(cursor, node, number)
+    for number in numbers_in(cursor.node):
+        source = _worked_out_from(cursor, number)
         if source is not None:
-            _report_source(cursor, source, number, values)
+            _report_source(cursor, source, number)
 
 
-def _worked_out_from(cursor: Cursor, node: Node, number: float) -> SizeSource | None:
-    numbers = cursor.found.known.numbers
+def _worked_out_from(cursor: Cursor, number: float) -> SizeSource | None:
     is_plain = number in (-1.0, 0.0, 1.0, 2.0)
-    return None if is_plain or numbers is None else numbers(node, number)
+    return None if is_plain else cursor.found.known.sources.of_number(cursor.node, number)
 
 
 def _held_size(cursor: Cursor, source: SizeSource) -> int:
@@ -63,65 +61,61 @@ def _held_size(cursor: Cursor, source: SizeSource) -> int:
     return size
 
 
-def _report_source(
-    cursor: Cursor, source: SizeSource, number: float, values: dict[Node, Any]
-) -> None:
+def _report_source(cursor: Cursor, source: SizeSource, number: float) -> None:
     """Report a number that was worked out from an attribute which has the size of an axis."""
-    node = cursor.node
-    assert node is not None
     size = _held_size(cursor, source)
     is_of_head = is_size_of_head(source.name) or is_number_of_heads(source.name)
-    features = [f for p in _summed_scores([node], values, SCORES) for f in _features(p, values)]
-    features += _later_features(node, values)
-    stays = any(length == size and not _is_open(cursor, axis) for length, axis in features)
+    features = _scored_features(cursor)
+    stays = any(length == size and not cursor.solver.is_open(axis) for length, axis in features)
     # Used as it is, the attribute may mean something else; means of channels are found as powers.
     is_itself = math.isclose(number, size) or math.isclose(number * size, 1)
     if size < FEWEST or is_of_head or stays or is_itself:
         return
-    for axis in _related(node, values):
-        if cursor.solver.size(axis) == size and _is_open(cursor, axis):
-            constant = WidthConstant(node, cursor.place, number, axis, source=source)
-            if not _stays_anyway(cursor, constant, values):
+    for axis in _related(cursor):
+        if cursor.solver.size(axis) == size and cursor.solver.is_open(axis):
+            constant = WidthConstant(cursor.node, cursor.place, number, axis, source=source)
+            if not _stays_anyway(cursor, constant):
                 _report(cursor, constant, is_explained=False)
             return
 
 
-def _is_power(cursor: Cursor, node: Node, values: dict[Node, Any]) -> bool:
+def _is_power(cursor: Cursor) -> bool:
     """Whether the operation scales by a power of the size of an axis; if so, it is reported."""
-    number, tolerance, name = number_of(node), 1e-6, None
+    number, tolerance, name = number_of(cursor.node), 1e-6, None
     if number is None and cursor.op in ("mul", "div"):
-        number, tolerance, name = _held_number(cursor, node, values)
+        number, tolerance, name = _held_number(cursor)
     if number is None or number <= 0:
         return False
-    if _is_of_features(cursor, node, number, values):
+    if _is_of_features(cursor, number):
         return True
-    inputs = _scaled_inputs(cursor, number, values) if name is None else None
-    if inputs is not None and _is_open(cursor, inputs):
-        _report(cursor, WidthConstant(node, cursor.place, number, inputs, -0.5), is_explained=False)
+    inputs = _scaled_inputs(cursor, number) if name is None else None
+    if inputs is not None and cursor.solver.is_open(inputs):
+        constant = WidthConstant(cursor.node, cursor.place, number, inputs, -0.5)
+        _report(cursor, constant, is_explained=False)
         return True
-    own = cursor.solver.variables(_axes(node, values))
-    for axis in _related(node, values):
+    own = cursor.solver.variables(_axes(cursor, cursor.node))
+    for axis in _related(cursor):
         is_summed = own.isdisjoint(cursor.solver.variables([axis]))
         powers = ROOTS + MEANS if is_summed else ROOTS
         power = _power(number, cursor.solver.size(axis), powers, tolerance)
-        if power is None or not _is_open(cursor, axis):
+        if power is None or not cursor.solver.is_open(axis):
             continue
         if name is not None:
             cursor.found.scales[name] = (axis, power)
         else:
-            constant = WidthConstant(node, cursor.place, number, axis, power)
-            _report(cursor, constant, is_explained=_stays_anyway(cursor, constant, values))
+            constant = WidthConstant(cursor.node, cursor.place, number, axis, power)
+            _report(cursor, constant, is_explained=_stays_anyway(cursor, constant))
         return True
     return False
 
 
-def _scaled_inputs(cursor: Cursor, number: float, values: dict[Node, Any]) -> TracedAxis:
+def _scaled_inputs(cursor: Cursor, number: float) -> TracedAxis:
     """The inputs of a weight that is scaled by 1/sqrt(their number times the kernel's), or None.
 
     The gain of an activation, such as sqrt(2), is often part of the number. What is scaled is the
     weight itself (equalized learning rates), or the scale of a normalised weight (NFNets).
     """
-    held = [values.get(node) for node in cursor.node.all_input_nodes] if cursor.node else []
+    held = [cursor.values.get(node) for node in cursor.node.all_input_nodes]
     weight = cursor.found.tensors.get(f"{cursor.layer}.weight")
     is_own = all(
         isinstance(v, Traced) and (v.source or "").startswith(f"{cursor.layer}.") for v in held
@@ -147,12 +141,13 @@ def _report(cursor: Cursor, constant: WidthConstant, is_explained: bool) -> None
     cursor.found.constants.append(constant)
     if times > 0:
         source, whole, power = attributes[times - 1]
-        cursor.bind(source.path, source.name, constant.axis, source.place, power, whole)
+        axis, place = constant.axis, source.place
+        cursor.bind(Follower(source.path, source.name, axis, place, power, whole))
 
 
-def _stays_anyway(cursor: Cursor, constant: WidthConstant, values: dict[Node, Any]) -> bool:
+def _stays_anyway(cursor: Cursor, constant: WidthConstant) -> bool:
     """Whether an axis that never narrows has this size too, so that the number may be its power."""
-    read = [values.get(node) for node in (constant.node, *constant.node.all_input_nodes)]
+    read = [cursor.values.get(node) for node in (constant.node, *constant.node.all_input_nodes)]
     size = cursor.solver.size(constant.axis)
     return any(
         axis is None and length == size
@@ -181,7 +176,7 @@ def _attributes(
         if type(value) in (int, float) and not name.startswith("_")
     ]
     counts = [held for held, value in kept if type(value) is int and value == size]
-    known = _worked_out_from(cursor, constant.node, constant.number)
+    known = _worked_out_from(cursor, constant.number)
     found: list[tuple[SizeSource, float | None, float | None]] = []
     if known is not None and _held_size(cursor, known) == size:
         found.append((known._replace(ratio=Fraction(1)), None, None))
@@ -195,43 +190,45 @@ def _attributes(
     return found + [(held, None, None) for held in counts if is_number_of_heads(held.name)]
 
 
-def _held_number(
-    cursor: Cursor, node: Node, values: dict[Node, Any]
-) -> tuple[float | None, float, str | None]:
+def _held_number(cursor: Cursor) -> tuple[float | None, float, str | None]:
     """The buffer of one number that an operation multiplies by: its value, tolerance and name."""
-    for factor in node.all_input_nodes:
-        while op_name(factor.target) in CASTS and factor.all_input_nodes:
-            factor = factor.all_input_nodes[0]
-        value = values.get(factor)
+    for factor in cursor.node.all_input_nodes:
+        value = cursor.values.get(passed_through(factor, CASTS))
         if not isinstance(value, Traced) or not cursor.found.is_constant(value) or value.shape:
             continue
         assert value.source is not None
-        path, _, key = value.source.rpartition(".")
-        held = getattr(cursor.found.known.model.get_submodule(path), key)
+        held = held_tensor(cursor.found.known.model, value.source)
+        assert held is not None
         if held.is_floating_point() and not held.is_meta:
             is_short = held.dtype in (torch.float16, torch.bfloat16)
             return float(held), 1e-2 if is_short else 1e-6, value.source
     return None, 0, None
 
 
-def _is_of_features(cursor: Cursor, node: Node, number: float, values: dict[Node, Any]) -> bool:
+def _is_of_features(cursor: Cursor, number: float) -> bool:
     """Whether a number scales what two tensors have in common by a constant number of features.
 
     Heads of attention may be as many as each has features; those are summed over, heads are not.
     """
-    features = [f for p in _summed_scores([node], values, SCORES) for f in _features(p, values)]
     return any(
-        not _is_open(cursor, axis) and _power(number, size, ROOTS, 1e-6) is not None
-        for size, axis in [*features, *_later_features(node, values)]
+        not cursor.solver.is_open(axis) and _power(number, size, ROOTS, 1e-6) is not None
+        for size, axis in _scored_features(cursor)
     )
 
 
-def _later_features(node: Node, values: dict[Node, Any]) -> list[tuple[int, TracedAxis]]:
+def _scored_features(cursor: Cursor) -> list[tuple[int, TracedAxis]]:
+    """The axes that scores before or after an operation sum over, with their sizes."""
+    products = _summed_scores(cursor, [cursor.node], SCORES)
+    before = [feature for product in products for feature in _features(cursor, product)]
+    return before + _later_features(cursor)
+
+
+def _later_features(cursor: Cursor) -> list[tuple[int, TracedAxis]]:
     """The last axis of a tensor, with its size, if scores of attention will be summed over it."""
-    value = values.get(node)
+    value = cursor.values.get(cursor.node)
     if not isinstance(value, Traced) or not value.shape:
         return []
-    left, seen, size = [(node, MOST_STEPS)], {node}, value.shape[-1]
+    left, seen, size = [(cursor.node, MOST_STEPS)], {cursor.node}, value.shape[-1]
     while left:
         passed, steps = left.pop(0)
         for user in passed.users.keys() - seen:
@@ -246,11 +243,11 @@ def _later_features(node: Node, values: dict[Node, Any]) -> list[tuple[int, Trac
     return []
 
 
-def _features(product: Node, values: dict[Node, Any]) -> list[tuple[int, TracedAxis]]:
+def _features(cursor: Cursor, product: Node) -> list[tuple[int, TracedAxis]]:
     """The axes that a product of two tensors sums over, with their sizes."""
     is_einsum = op_name(product.target) == "einsum"
     given: Any = product.args[1] if is_einsum else product.args[:2]
-    factors = [found for node in given if isinstance(found := values.get(node), Traced)]
+    factors = [found for node in given if isinstance(found := cursor.values.get(node), Traced)]
     if not len(factors) == len(given) == 2:
         return []
     first, second = factors
@@ -262,24 +259,23 @@ def _features(product: Node, values: dict[Node, Any]) -> list[tuple[int, TracedA
     return [(first.shape[i], first.axes[i]) for i in places]
 
 
-def _related(node: Node, values: dict[Node, Any]) -> Iterator[Pieces]:
+def _related(cursor: Cursor) -> Iterator[Pieces]:
     """Axes of what is scaled, and those that were summed over to come to it."""
-    yield from _axes(node, values)
+    node = cursor.node
+    yield from _axes(cursor, node)
     for _ in range(MOST_STEPS):
-        yield from (axis for read in node.all_input_nodes for axis in _axes(read, values))
-        tensors = [n for n in node.all_input_nodes if isinstance(values.get(n), Traced)]
-        wide = [n for n in tensors if values[n].shape]
+        yield from (axis for read in node.all_input_nodes for axis in _axes(cursor, read))
+        tensors = [n for n in node.all_input_nodes if isinstance(cursor.values.get(n), Traced)]
+        wide = [n for n in tensors if cursor.values[n].shape]
         if op_name(node.target) not in PRODUCTS and len(wide) > 1:
-            for product in _summed_scores(wide, values, SUMMED):
-                yield from (a for read in product.all_input_nodes for a in _axes(read, values))
+            for product in _summed_scores(cursor, wide, SUMMED):
+                yield from (a for read in product.all_input_nodes for a in _axes(cursor, read))
         if op_name(node.target) in PRODUCTS or len(wide) != 1:
             return
         node = wide[0]
 
 
-def _summed_scores(
-    terms: Sequence[Node], values: dict[Node, Any], kinds: Sequence[str]
-) -> Iterator[Node]:
+def _summed_scores(cursor: Cursor, terms: Sequence[Node], kinds: Sequence[str]) -> Iterator[Node]:
     """Products that are added before their sum is scaled: scores of content and of position."""
     left = [(node, MOST_STEPS) for node in terms]
     while left:
@@ -287,12 +283,12 @@ def _summed_scores(
         if op_name(node.target) in kinds:
             yield node
         elif op_name(node.target) not in PRODUCTS and steps > 0:
-            read = [n for n in node.all_input_nodes if getattr(values.get(n), "shape", None)]
+            read = [n for n in node.all_input_nodes if getattr(cursor.values.get(n), "shape", None)]
             left += [(n, steps - 1) for n in read] if len(read) < 3 else []
 
 
-def _axes(node: Node, values: dict[Node, Any]) -> list[Pieces]:
-    value = values.get(node)
+def _axes(cursor: Cursor, node: Node) -> list[Pieces]:
+    value = cursor.values.get(node)
     return [a for a in value.axes if a is not None] if isinstance(value, Traced) else []
 
 
@@ -300,8 +296,3 @@ def _power(number: float, size: int, powers: Sequence[float], tolerance: float) 
     if size < FEWEST:
         return None
     return next((p for p in powers if math.isclose(number, size**p, rel_tol=tolerance)), None)
-
-
-def _is_open(cursor: Cursor, axis: TracedAxis) -> bool:
-    variables = cursor.solver.variables([axis])
-    return any(cursor.solver.fixed(variable) is None for variable in variables)

@@ -19,10 +19,8 @@ from anywidth.planning.trace.value import Traced
 
 def index(cursor: Cursor, a: Arguments) -> Traced:
     indexed, rank = _indexed(cursor, a.indices)
-    cursor.fix(a.indices, "is used as an index")
     if indexed != list(range(indexed[0], indexed[-1] + 1)):
-        cursor.fix(a.self, f"indexed by {cursor.place}")
-        return cursor.output([None] * len(cursor.shape))
+        return cursor.keep_whole(a, f"indexed by {cursor.place}")
     value = a.self
     if len(indexed) == 1:
         value = _without_end(cursor, value, indexed[0], a.indices[indexed[0]].numbers)
@@ -35,7 +33,8 @@ def _indexed(cursor: Cursor, indices: Sequence[Any]) -> tuple[list[int], int]:
 
     A mask stands for as many dimensions as it has, and gives one.
     """
-    given: Any = cursor.node.args[1] if cursor.node is not None else indices
+    cursor.fix(indices, "is used as an index")
+    given: Any = cursor.node.args[1]
     dims: list[int] = []
     rank, place = 0, 0
     for node, tensor in zip(given, indices, strict=True):
@@ -70,7 +69,7 @@ def index_select(cursor: Cursor, a: Arguments) -> Traced:
 def gather(cursor: Cursor, a: Arguments) -> Traced:
     """An index for each entry of the result."""
     if getattr(a, "dim", None) is None:
-        return _fixed(cursor, a)
+        return cursor.keep_whole(a, f"indexed by {cursor.place}")
     dim, index = a.dim % max(1, len(a.self.shape)), getattr(a, "index", None) or a.indices
     return cursor.output(_beside(cursor, a.self, dim, index))
 
@@ -112,9 +111,8 @@ def index_add(cursor: Cursor, a: Arguments) -> Traced:
 
 def index_put(cursor: Cursor, a: Arguments) -> Traced:
     indexed, rank = _indexed(cursor, a.indices)
-    cursor.fix(a.indices, "is used as an index")
     if indexed != list(range(indexed[0], indexed[-1] + 1)):
-        return _fixed(cursor, a)
+        return cursor.keep_whole(a, f"indexed by {cursor.place}")
     axes = cursor.closed(a.self, indexed, "indexed")
     behind = len(a.self.shape) - indexed[-1] - 1
     for position in range(behind + 1, min(behind + rank, len(a.values.shape)) + 1):
@@ -137,16 +135,10 @@ def ordered(cursor: Cursor, a: Arguments) -> Any:
 
 
 def one_hot(cursor: Cursor, a: Arguments) -> Traced:
-    cursor.fix(a.self, "is used as an index")
-    return cursor.output([None] * len(cursor.shape))
+    return cursor.keep_whole(a, "is used as an index")
 
 
 def regions(cursor: Cursor, a: Arguments) -> Any:
     """Boxes cut out of pictures, each pooled to one size."""
     cursor.fix(a.rois, f"boxes of {cursor.place}")
     return cursor.outputs([None, cursor.closed(a.input, [0, 2, 3], "cut out")[1], None, None])
-
-
-def _fixed(cursor: Cursor, a: Arguments) -> Traced:
-    cursor.fix(list(vars(a).values()), f"indexed by {cursor.place}")
-    return cursor.output([None] * len(cursor.shape))

@@ -14,15 +14,7 @@ from anywidth.planning.trace.value import Traced, as_constant
 
 
 def convolution(cursor: Cursor, a: Arguments) -> Traced:
-    return _convolve(cursor, a, transposed=False)
-
-
-def transposed_convolution(cursor: Cursor, a: Arguments) -> Traced:
-    return _convolve(cursor, a, transposed=True)
-
-
-def _convolve(cursor: Cursor, a: Arguments, transposed: bool) -> Traced:
-    solver, weight = cursor.solver, a.weight
+    solver, weight, transposed = cursor.solver, a.weight, "transpose" in cursor.op
     for axis in weight.axes[2:]:
         solver.fix(axis, "size of a convolution kernel")
     channel_axis = len(a.input.shape) - (len(weight.shape) - 1)

@@ -11,6 +11,7 @@ from types import SimpleNamespace as Arguments
 
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.solver import TracedAxis
+from anywidth.planning.trace.trace_findings import Follower
 from anywidth.planning.trace.value import Traced
 
 
@@ -32,10 +33,8 @@ def expand(cursor: Cursor, a: Arguments) -> Traced:
     if not isinstance(getattr(a, "other", None), Traced):
         old = (1,) * (len(shape) - len(a.self.shape)) + a.self.shape
         for dim, axis in enumerate(axes):
-            source = cursor.source(dim)
-            if source is not None and axis is not None:
+            if axis is not None and cursor.follow_source(dim, axis):
                 cursor.guess()
-                cursor.follow(source, axis)
         _size(cursor, axes, [i for i, size in enumerate(shape) if old[i] == 1 < size])
     return cursor.output(axes)
 
@@ -46,7 +45,10 @@ def _size(cursor: Cursor, axes: list[TracedAxis], dims: Sequence[int]) -> None:
     batch, last = cursor.found.known.batch, len(axes) - 1
     dims = [dim for dim in dims if cursor.shape[dim] != batch or dim == last]
     if given and cursor.misreading is None and not cursor.failures:
-        _follow_sources(cursor, axes, given)
+        cursor.guess()
+        for shown in given:
+            axes[shown] = cursor.found.fresh_axis(cursor.shape[shown])
+            cursor.follow_source(shown, axes[shown])
         other = _channels(cursor, [dim for dim in dims if dim not in given])
         if other is not None:
             axes[other] = cursor.found.fresh_axis(cursor.shape[other])
@@ -54,7 +56,7 @@ def _size(cursor: Cursor, axes: list[TracedAxis], dims: Sequence[int]) -> None:
     known = _followed(cursor, axes, dims)
     dim = _channels(cursor, [i for i in dims if i not in known])
     names: list[str | None] = [None, *cursor.sized_by(cursor.shape[dim])] if dim is not None else []
-    if len(names) > 1 and cursor.node is not None:
+    if len(names) > 1:
         cursor.found.sized.add(cursor.node)
     # An attribute that other operations follow has this size, and another may have it too.
     place = next(iter(known)) if known and dim is None else None
@@ -74,17 +76,7 @@ def _size(cursor: Cursor, axes: list[TracedAxis], dims: Sequence[int]) -> None:
         axes[dim] = cursor.found.fresh_axis(cursor.shape[dim])
     sized = place if dim is None else dim
     if sized is not None and name is not None:
-        cursor.bind(cursor.layer, name, axes[sized] or (), is_tried=True)
-
-
-def _follow_sources(cursor: Cursor, axes: list[TracedAxis], dims: Sequence[int]) -> None:
-    """Has new dimensions follow the attributes that they come from, if those follow channels."""
-    cursor.guess()
-    for dim in dims:
-        source = cursor.source(dim)
-        assert source is not None
-        axes[dim] = cursor.found.fresh_axis(cursor.shape[dim])
-        cursor.follow(source, axes[dim])
+        cursor.bind(Follower(cursor.layer, name, axes[sized] or (), is_tried=True))
 
 
 def _followed(

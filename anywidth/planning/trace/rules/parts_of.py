@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace as Arguments
@@ -14,6 +15,7 @@ from anywidth.planning.held_numbers import held_numbers, is_number_of_heads
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.known_ints import SizeSource
 from anywidth.planning.trace.solver import Pieces, TracedAxis, Unsplittable
+from anywidth.planning.trace.trace_findings import Follower
 from anywidth.planning.trace.value import Traced, shape_of
 from anywidth.planning.trace.written_names import written_names
 
@@ -30,18 +32,14 @@ def chunk(cursor: Cursor, a: Arguments) -> list[Traced]:
     axis = a.self.axes[dim]
     parts: Sequence[TracedAxis] = [None] * len(sizes)
     if axis is not None:
-        is_known = len(set(sizes)) == 1 or _ends_there(cursor, axis, sizes)
+        ends_there = cursor.solver.ends(axis).issuperset(itertools.accumulate(sizes))
+        is_known = ends_there or len(set(sizes)) == 1
         parts = _known_parts(cursor, axis, sizes) if is_known else _unequal(cursor, axis, sizes)
     before, after = a.self.axes[:dim], a.self.axes[dim + 1 :]
     return [
         cursor.output([*before, part, *after], meta)
         for part, meta in zip(parts, cursor.meta, strict=True)
     ]
-
-
-def _ends_there(cursor: Cursor, axis: Pieces, sizes: Sequence[int]) -> bool:
-    ends = {sum(sizes[: i + 1]) for i in range(len(sizes))}
-    return cursor.solver.ends(axis).issuperset(ends)
 
 
 def _known_parts(cursor: Cursor, axis: Pieces, sizes: Sequence[int]) -> Sequence[TracedAxis]:
@@ -57,7 +55,8 @@ def _known_parts(cursor: Cursor, axis: Pieces, sizes: Sequence[int]) -> Sequence
     guesses = [*_from_attributes(cursor, parts), [], *_listed(cursor, parts, sizes)]
     guesses += [[_held(cursor, name, parts[0])] for name in cursor.sized_by(sizes[0])]
     guesses += [[_held(cursor, name, axis)] for name in cursor.sized_by(sum(sizes)) if is_equal]
-    _bind(cursor, cursor.next_guess(guesses) or [])
+    for source, followed in cursor.next_guess(guesses) or []:
+        cursor.follow(source, followed)
     cursor.guess()
     return parts
 
@@ -81,10 +80,11 @@ def _unequal(cursor: Cursor, axis: Pieces, sizes: Sequence[int]) -> Sequence[Tra
     for held in [inner, own] if inner != own else [own]:
         named = zip(held, parts, strict=True)
         guesses.append([_held(cursor, name, part) for names, part in named for name in names])
-    tried = None if cursor.misreading else cursor.next_guess(guesses)
+    tried = (None if cursor.misreading else cursor.next_guess(guesses)) or []
     cursor.guess()
-    _bind(cursor, tried or [])
-    bound = solver.variables(axis for _, axis in tried or [])
+    for source, followed in tried:
+        cursor.follow(source, followed)
+    bound = solver.variables(axis for _, axis in tried)
     for part in parts:
         if bound.isdisjoint(solver.variables([part])):
             solver.fix(part, reason)
@@ -93,7 +93,6 @@ def _unequal(cursor: Cursor, axis: Pieces, sizes: Sequence[int]) -> Sequence[Tra
 
 def _sized_by(cursor: Cursor, sizes: Sequence[int]) -> list[list[str]]:
     """For each part the numbers of its size; only those that the statement names, if it does."""
-    assert cursor.node is not None
     held = [cursor.sized_by(size) for size in sizes]
     written = written_names(cursor.node)
     named = [[name for name in names if name.rpartition(".")[2] in written] for names in held]
@@ -122,11 +121,6 @@ def _held(cursor: Cursor, name: str, axis: TracedAxis, place: int | None = None)
     if child in cursor.module._modules:
         return SizeSource(f"{cursor.layer}.{child}".strip("."), attribute, place), axis
     return SizeSource(cursor.layer, name, place), axis
-
-
-def _bind(cursor: Cursor, bindings: Sequence[Binding]) -> None:
-    for source, axis in bindings:
-        cursor.follow(source, axis)
 
 
 def without_dim(cursor: Cursor, a: Arguments) -> Traced | list[Traced]:
@@ -197,10 +191,7 @@ def _up_to_attributes(cursor: Cursor, axis: Pieces, start: int, end: int) -> Tra
     """Entries from or to a number that a module keeps: the parts before, between and after."""
     before, within, after = _around(cursor, axis, start, end)
     for place, (first, rest) in enumerate(((before, True), (before + within, after))):
-        source = cursor.source(place)
-        if source is not None and first:
-            cursor.follow(source, first)
-        elif first and rest:
+        if first and not cursor.follow_source(place, first) and rest:
             cursor.solver.fix(first, f"cut at a constant place by {cursor.place}")
     return within
 
@@ -218,11 +209,9 @@ class Counted(NamedTuple):
 
 def _counted(cursor: Cursor, size: int) -> list[Counted]:
     """Numbers that may say how long a part is: its size itself, or how many heads are in it."""
-    held = held_numbers(cursor.module).items()
-    whole = [Counted(name, 1) for name, number in held if number == size]
-    return whole + [
+    return [Counted(name, 1) for name in cursor.sized_by(size)] + [
         Counted(name, size // number)
-        for name, number in held
+        for name, number in held_numbers(cursor.module).items()
         if is_number_of_heads(name) and 1 < number < size and size % number == 0
     ]
 
@@ -232,14 +221,13 @@ def _counted_by(number: Counted, cursor: Cursor, axis: Pieces, start: int, end: 
     part = _around(cursor, axis, start, end)[1]
     size = (end - start) // number.entries
     units = part if number.entries == 1 else cursor.in_units(part, size, number.entries)
-    cursor.bind(cursor.layer, number.name, units, is_tried=True)
+    cursor.bind(Follower(cursor.layer, number.name, units, is_tried=True))
     return part
 
 
 def _is_cut_evenly(cursor: Cursor) -> bool:
     """Whether all slices of a tensor along this dimension are of one size."""
     node = cursor.node
-    assert node is not None
     whole, dim = node.args[0], node.args[1] if len(node.args) > 1 else 0
     assert isinstance(whole, Node)
     sizes = {

@@ -27,7 +27,7 @@ def matmul(cursor: Cursor, a: Arguments) -> Traced:
     _weigh(cursor, first, left, [inner])
     _weigh(cursor, second, right, [inner])
     batch_shape = cursor.shape[: len(cursor.shape) - len(left) - len(right)]
-    batch = cursor.broadcast([_leading(v) for v in (first, second)], batch_shape)
+    batch = cursor.broadcast([v.leading(2) for v in (first, second)], batch_shape)
     value = cursor.output([*batch, *left, *right])
     _attend(cursor, [first, second], [*value.axes, inner])
     cursor.count(value, [(first.shape[-1], first.axes[-1])])
@@ -38,11 +38,6 @@ def _keep_classes(cursor: Cursor, summed: Sequence[TracedAxis]) -> None:
     """Of fewer classes, a sum that leaves the network says something else."""
     for axis in summed if cursor.leaves else ():
         cursor.solver.fix(axis, f"reduced to an output of the model by {cursor.place}")
-
-
-def _leading(value: Traced) -> Traced:
-    """All dimensions but the last two, which a product is over."""
-    return Traced(value.shape[:-2], value.axes[:-2])
 
 
 def _weigh(
@@ -82,8 +77,7 @@ def grouped(cursor: Cursor, a: Arguments) -> Traced:
     """Rows in groups, each multiplied by a matrix of its own: the experts of a mixture."""
     rows, weight = (a.input, a.weight) if hasattr(a, "input") else (a.self, a.mat2)
     if len(rows.shape) != 2 or len(weight.shape) != 3:
-        cursor.fix(list(vars(a).values()), f"multiplied in groups by {cursor.place}")
-        return cursor.output([None] * len(cursor.shape))
+        return cursor.keep_whole(a, f"multiplied in groups by {cursor.place}")
     experts, inner, made = (weight.axes[0], *(_aligned(cursor, weight, dim) for dim in (1, 2)))
     cursor.solver.fix(experts, f"experts of {cursor.layer or cursor.op}")
     cursor.unify(rows.axes[1], inner)
@@ -110,7 +104,7 @@ def distances(cursor: Cursor, a: Arguments) -> Traced:
     inner = cursor.unify(a.x1.axes[-1], a.x2.axes[-1])
     _weigh(cursor, a.x1, a.x1.axes[-2:-1], [inner])
     _weigh(cursor, a.x2, a.x2.axes[-2:-1], [inner])
-    batch = cursor.broadcast([_leading(v) for v in (a.x1, a.x2)], cursor.shape[:-2])
+    batch = cursor.broadcast([v.leading(2) for v in (a.x1, a.x2)], cursor.shape[:-2])
     value = cursor.output([*batch, a.x1.axes[-2], a.x2.axes[-2]])
     cursor.count(value, [(a.x1.shape[-1], a.x1.axes[-1])])
     return value
@@ -124,17 +118,13 @@ def bilinear(cursor: Cursor, a: Arguments) -> Traced:
         cursor.unify(a.bias.axes[0], made)
     for name, axis in (("out", made), ("in1", first), ("in2", second)):
         cursor.attribute(f"{name}_features", axis)
-    lead = cursor.broadcast([_rows(v) for v in (a.input1, a.input2)], cursor.shape[:-1])
+    lead = cursor.broadcast([v.leading(1) for v in (a.input1, a.input2)], cursor.shape[:-1])
     value = cursor.output([*lead, made])
     sizes = zip(a.weight.shape[1:], (first, second), strict=True)
     cursor.count(value, list(sizes))
     cursor.found.readers += [(cursor.layer, first), (cursor.layer, second)]
     cursor.make(cursor.layer, made, a.weight, can_fold=False)
     return value
-
-
-def _rows(value: Traced) -> Traced:
-    return Traced(value.shape[:-1], value.axes[:-1])
 
 
 def einsum(cursor: Cursor, a: Arguments) -> Traced:
@@ -222,7 +212,7 @@ def attention(cursor: Cursor, a: Arguments) -> Traced:
     cursor.unify(k.axes[-2], v.axes[-2])
     if getattr(a, "enable_gqa", False):
         k, v = (_shared_heads(q, t) for t in (k, v))
-    batch = cursor.broadcast([_leading(t) for t in (q, k, v)], cursor.shape[:-2])
+    batch = cursor.broadcast([t.leading(2) for t in (q, k, v)], cursor.shape[:-2])
     scores = Traced((*q.shape[:-1], k.shape[-2]), (*batch, q.axes[-2], k.axes[-2]))
     if isinstance(a.attn_mask, Traced):
         cursor.broadcast([scores, a.attn_mask], scores.shape)

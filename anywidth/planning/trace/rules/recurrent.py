@@ -57,10 +57,6 @@ def cell(cursor: Cursor, a: Arguments) -> Any:
     return cursor.outputs([*a.input.axes[:-1], hidden])
 
 
-def _gates(cursor: Cursor) -> int:
-    return 4 if "lstm" in cursor.op else 3 if "gru" in cursor.op else 1
-
-
 def _is_projected(weights: Weights) -> bool:
     return len(weights) % 2 == 1
 
@@ -69,7 +65,8 @@ def _tie(
     cursor: Cursor, weights: Weights, read: TracedAxis, hidden: TracedAxis, outer: TracedAxis
 ) -> None:
     """Ties what a cell reads and its state to its weights, in all gates alike."""
-    gates = None if hidden is None else hidden * _gates(cursor)
+    count = 4 if "lstm" in cursor.op else 3 if "gru" in cursor.op else 1
+    gates = None if hidden is None else hidden * count
     incoming, recurrent = weights[:2]
     if read is None:
         reason = f"{cursor.layer or cursor.op} reads an axis of constant size"

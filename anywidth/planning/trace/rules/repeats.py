@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace as Arguments
 
-from anywidth.planning.held_numbers import held_numbers, is_number_of_heads
+from anywidth.planning.held_numbers import is_number_of_heads
 from anywidth.planning.trace.cursor import Cursor
 from anywidth.planning.trace.solver import TracedAxis, scaled
 from anywidth.planning.trace.value import Traced, shape_of
@@ -61,8 +61,7 @@ def _followed(cursor: Cursor, axis: TracedAxis) -> TracedAxis:
 def repeat_interleave(cursor: Cursor, a: Arguments) -> Traced:
     """Each entry along one dimension as many times as it says, one after the other."""
     if not hasattr(a, "self") or not isinstance(a.repeats, int) or a.dim is None:
-        cursor.fix(list(vars(a).values()), f"repeated by {cursor.place}")
-        return cursor.output([None] * len(cursor.shape))
+        return cursor.keep_whole(a, f"repeated by {cursor.place}")
     axes = list(a.self.axes)
     if axes[a.dim] is None:
         axes[a.dim] = _made_heads(cursor, a.self.shape[a.dim], a.repeats)
@@ -73,8 +72,7 @@ def repeat_interleave(cursor: Cursor, a: Arguments) -> Traced:
 
 def _made_heads(cursor: Cursor, groups: int, times: int) -> TracedAxis:
     """The heads that entries are repeated for, the same number of each group, if heads narrow."""
-    held = held_numbers(cursor.module).items()
-    is_heads = any(is_number_of_heads(n) and count == groups * times for n, count in held)
+    is_heads = any(map(is_number_of_heads, cursor.sized_by(groups * times)))
     if not is_heads or times == 1 or cursor.misreading is not None or cursor.failures:
         return None
     cursor.guess()

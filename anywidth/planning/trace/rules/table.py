@@ -33,9 +33,9 @@ def _rows(rule: Rule, names: str) -> dict[str, Rule]:
 
 # Operations whose result is a layer's output.
 MAKERS: dict[str, Rule] = {
-    **_rows(layer_calls.convolution, "conv1d conv2d conv3d"),
     **_rows(
-        layer_calls.transposed_convolution, "conv_transpose1d conv_transpose2d conv_transpose3d"
+        layer_calls.convolution,
+        "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
     ),
     **_rows(layer_calls.linear, "linear"),
 }
