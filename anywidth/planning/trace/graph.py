@@ -233,7 +233,7 @@ def _trace(exports: Exports) -> tuple[Plan, Guesses]:
         if (findings.solver.fixed(variable) or "").startswith(MEETS_CONSTANT)
     )
     if stuck and found.rehearsed:
-        other, others, _ = _settled(exports, replace(known, stuck=stuck))
+        other, others, _ = _settled(exports, replace(known, stuck=stuck), may_doubt=False)
         if other.rehearsed and _narrow_cost(other) < _narrow_cost(found):
             return other, others
     return found, guesses
@@ -249,7 +249,7 @@ def _settled(
     counts if as much narrows as with the first guesses, whose faults verification finds.
     """
     rounds = 0
-    before: Known | None = None  # before the first doubts
+    first: tuple[Plan, Guesses, Findings] | None = None  # the result without doubts
     while True:
         findings = _run_all_rules(known, exports)
         if lengths := positions(findings):
@@ -257,25 +257,23 @@ def _settled(
             continue
         found, guesses = build_plan(findings)
         rounds += 1
-        if rounds > MOST_ROUNDS and before:
-            return _settled(exports, before, may_doubt=False)
         if rounds > MOST_ROUNDS:
-            return found, guesses, findings
+            return first or (found, guesses, findings)
         try:
             wrong = _rehearse(exports, found, guesses, rehearsal_config(found))
         except RehearsalFailed as failure:
             failed = _blamed(failure, known, findings)
-            if failed is None and may_doubt:
-                before = before or (_as_first(known) if findings.reread else known)
+            if failed is None and findings.reread and not may_doubt:
+                failed = _as_first(known)
+            elif failed is None and may_doubt:
+                if first is None and findings.reread:
+                    first = _settled(exports, _as_first(known), may_doubt=False)
+                first = first or (found, guesses, findings)
                 over = known.failed.keys() - findings.reread
                 earlier = earlier_guesses(failure.blamed, guesses, over)
-                if not earlier and before is not known:
-                    return _settled(exports, before, may_doubt=False)
                 failed = _failed_again(known, earlier) if earlier else None
-            elif failed is None and findings.reread:
-                failed = _as_first(known)
             if failed is None:
-                return found, guesses, findings  # verification will find out why
+                return first or (found, guesses, findings)  # verification will find out why
             known = failed
             continue
         if wrong:
@@ -288,10 +286,8 @@ def _settled(
             if findings.staying:
                 _drop_followed(exports, found, findings)
                 found, guesses = build_plan(findings)
-            if before:
-                first = _settled(exports, before, may_doubt=False)
-                if _narrow_cost(first[0]) < _narrow_cost(found):
-                    return first
+            if first and _narrow_cost(first[0]) < _narrow_cost(found):
+                return first
             found.rehearsed = True
             return found, guesses, findings
 
