@@ -36,6 +36,8 @@ def gradient_sum_kernel(
     dy_ptr: tl.tensor,
     terms_ptr: tl.tensor,
     partial_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    dz_ptr: tl.tensor,
     pixels: int,
     channels: int,
     folds: int,
@@ -43,12 +45,17 @@ def gradient_sum_kernel(
     blocks: int,
     parts: int,
     ACTIVATION: tl.constexpr,
+    MASKED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ) -> None:
     """Sums over this program's rows of the gradient before the activation, ``dz``, and of
-    ``dz * (x - mean)``."""
+    ``dz * (x - mean)``.
+
+    With ``MASKED`` the activation is ReLU, after a sum: its output ``y`` masks, and ``dz`` is
+    written for the other tensor of the sum.
+    """
     part = tl.program_id(0) // blocks
     column, channel, pixel = columns_of_block(tl.program_id(0) % blocks, channels, COLUMNS, ALIGNED)
     length = folds * pixel
@@ -64,7 +71,12 @@ def gradient_sum_kernel(
         x = tl.load(x_ptr + offset, mask=inside, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + offset, mask=inside, other=0.0).to(tl.float32)
         centered = x - mean
-        dz = through_activation(dy, centered * scale + shift, ACTIVATION)
+        if MASKED:
+            y = tl.load(y_ptr + offset, mask=inside, other=0.0)
+            dz = through_activation(dy, y, "relu")
+            tl.store(dz_ptr + offset, dz.to(dz_ptr.dtype.element_ty), mask=inside)
+        else:
+            dz = through_activation(dy, centered * scale + shift, ACTIVATION)
         sums += dz
         products += dz * centered
     offset = part * length + column
@@ -195,11 +207,19 @@ def gradient_buffers(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, bool
 
 
 def parameter_gradients(
-    x: Tensor, dy: Tensor, terms: Tensor, weight: Tensor, bias: Tensor, activation: str
+    x: Tensor,
+    dy: Tensor,
+    terms: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    activation: str,
+    masked: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor]:
     """Gradients of weight and bias, and the corrections that :func:`input_gradient` needs.
 
-    If sums of both gradients are kept, they are added there and not returned.
+    If sums of both gradients are kept, they are added there and not returned. ``masked`` is the
+    output of a ReLU after a sum, and where to write the gradient of the sum; then ``activation``,
+    that of the norm itself, is none.
     """
     layout = Layout.of(x)
     parts = layout.parts(_SUM_ROWS, _SUM_PROGRAMS)
@@ -207,9 +227,10 @@ def parameter_gradients(
         (2, parts, layout.folds, layout.channels), dtype=torch.float32, device=x.device
     )
     gradient_sum_kernel[(layout.blocks * parts,)](
-        *(x, dy, terms, partial),
+        *(x, dy, terms, partial, *(masked or (x, x))),
         *layout.sizes(parts),
         ACTIVATION=activation,
+        MASKED=masked is not None,
         **layout.constants(_SUM_ROWS),
     )
     rows = partial.view(2, parts * layout.folds, layout.channels)

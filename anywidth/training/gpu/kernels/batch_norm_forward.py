@@ -230,6 +230,7 @@ def normalize_kernel(
     x_ptr: tl.tensor,
     terms_ptr: tl.tensor,
     y_ptr: tl.tensor,
+    other_ptr: tl.tensor,
     pixels: int,
     channels: int,
     folds: int,
@@ -237,11 +238,15 @@ def normalize_kernel(
     blocks: int,
     parts: int,
     ACTIVATION: tl.constexpr,
+    ADDED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ) -> None:
-    """Normalise and activate, from the last rows up: those are still in the cache."""
+    """Normalise, add another tensor if ``ADDED``, and activate.
+
+    From the last rows up: those are still in the cache.
+    """
     part = tl.program_id(0) // blocks
     column, channel, pixel = columns_of_block(tl.program_id(0) % blocks, channels, COLUMNS, ALIGNED)
     length = folds * pixel
@@ -253,7 +258,10 @@ def normalize_kernel(
         offset = row[:, None] * length + column[None, :]
         inside = (row >= 0)[:, None] & (column < length)[None, :] & (offset < pixels * pixel)
         value = tl.load(x_ptr + offset, mask=inside, other=0.0).to(tl.float32)
-        value = activate((value - mean) * scale + shift, ACTIVATION)
+        value = (value - mean) * scale + shift
+        if ADDED:
+            value += tl.load(other_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+        value = activate(value, ACTIVATION)
         tl.store(y_ptr + offset, value.to(y_ptr.dtype.element_ty), mask=inside)
 
 
@@ -294,15 +302,18 @@ def merged_terms(partial: Tensor, pixels: int, norm: BatchNorm) -> Tensor:
     return terms
 
 
-def normalize_and_activate(x: Tensor, terms: Tensor, activation: str) -> Tensor:
-    """``x`` normalised by the terms of its channels, then activated."""
+def normalize_and_activate(
+    x: Tensor, terms: Tensor, activation: str, other: Tensor | None = None
+) -> Tensor:
+    """``x`` normalised by the terms of its channels, plus ``other`` if it is given, activated."""
     layout = Layout.of(x)
     y = torch.empty_like(x, memory_format=torch.channels_last)
     parts = layout.parts(_NORMALIZE_ROWS, _NORMALIZE_PROGRAMS)
     normalize_kernel[(layout.blocks * parts,)](
-        *(x, terms, y),
+        *(x, terms, y, x if other is None else other),
         *layout.sizes(parts),
         ACTIVATION=activation,
+        ADDED=other is not None,
         **layout.constants(_NORMALIZE_ROWS),
     )
     return y

@@ -15,13 +15,11 @@ from triton.runtime.jit import create_function_from_signature
 
 from anywidth.training.gpu.kernels import (
     BatchNorm,
-    DeferredNorm,
     batch_norm_backward,
     batch_norm_forward,
     batch_norm_small,
     depthwise_forward,
     depthwise_gradients,
-    norm_sum,
     stem_convolution,
 )
 from anywidth.training.gpu.kernels.compilation import KERNELS
@@ -61,9 +59,8 @@ def _launch_everything(channels: int, kernel: int, stride: int) -> None:
     z = batch_norm_forward.normalize_and_activate(x, terms, "relu")
     _, _, corrections = batch_norm_backward.parameter_gradients(x, z, terms, weight, bias, "relu")
     batch_norm_backward.input_gradient(x, z, terms, corrections, "relu")
-    deferred = DeferredNorm(weight, bias, terms, "none")
-    norm_sum.norm_and_sum(x, deferred, z, "relu")
-    norm_sum.masked_gradient(x, z, z, terms)
+    batch_norm_forward.normalize_and_activate(x, terms, "relu", z)
+    batch_norm_backward.parameter_gradients(x, z, terms, weight, bias, "none", (z, y))
     done = (filters, stride, kernel // 2, terms, "relu")
     y, partial = depthwise_forward.depthwise_forward(x, *done, statistics=True)
     depthwise_gradients.depthwise_gradients(x, y, *done)
@@ -94,8 +91,8 @@ def test_a_new_width_compiles_nothing(launches, widths, kernel, stride):
     _launch_everything(widths[0], kernel, stride)
     first = _cache_keys(launches)
     # The depthwise kernels have two variants each, with and without a norm; partial sums are added
-    # for filters of two sizes.
-    assert len(first) == len(KERNELS) + 3
+    # for filters of two sizes; two kernels of the norm know residual sums.
+    assert len(first) == len(KERNELS) + 5
     for channels in widths[1:]:
         _launch_everything(channels, kernel, stride)
     assert _cache_keys(launches) == first
