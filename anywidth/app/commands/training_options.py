@@ -108,9 +108,11 @@ def _check_known(given: Iterable[str], settings: Settings, own_options: Iterable
     """Refuse an option that is neither a field nor the command's own, and name the closest."""
     fields = [row.name.replace("_", "-") for row in describe(settings)]
     own = [name.replace("_", "-") for name in own_options]
-    for name in given:
-        if (hyphens := name.replace("_", "-")) not in fields:
-            near = did_you_mean(hyphens, [*fields, *own], 1, "did you mean --{}?")
+    for name in (name.replace("_", "-") for name in given):
+        if name not in fields:  # an option of the command may be a field of other tasks alone
+            near = (
+                "" if name in own else did_you_mean(name, [*fields, *own], 1, "did you mean --{}?")
+            )
             hint = near or "--show lists all options"
             raise AnywidthError(f"no option --{name} for a run of {settings.task}; {hint}")
 

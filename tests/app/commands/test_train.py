@@ -72,7 +72,7 @@ def test_show_and_list_start_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (("--validate-every", "0"), ("--validate-every 0",)),
         (("--checkpoint-every", "0"), ("--checkpoint-every 0",)),
         (("--data-dir", "/here"), ("--data-dir /here", "--data ")),
-        (("--eval-dir", "/here"), ("eval_dir", "classification")),
+        (("--eval-dir", "/here"), ("--eval-dir", "classification", "--show")),
     ],
 )
 def test_train_names_what_is_wrong(
