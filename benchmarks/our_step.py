@@ -3,8 +3,7 @@
     python3 -m benchmarks.our_step
 
 It takes a minute, because unlike `benchmarks.step` it does not time alternatives. Run it in a
-checkout of each commit, one after the other on the same machine. With `--sums` every network is
-also timed with norms that wait for residual sums, which are switched off until then.
+checkout of each commit, one after the other on the same machine.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import torch
 
 import anywidth as aw
 from anywidth.app.model_spec import load_model
-from anywidth.training.gpu import residual_sums
 from benchmarks.records import circumstances
 from benchmarks.step import sandwich_step
 
@@ -66,15 +64,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sums", action="store_true", help="also with norms that wait for sums")
-    both = (False, True) if parser.parse_args().sums else (False,)
+    parser.parse_args()
     if not torch.cuda.is_available():
         print("a CUDA GPU is needed", file=sys.stderr)
         return 1
-    found = {}
-    for text, setting in SETTINGS.items():
-        for residual_sums.IS_USED in both:
-            found[text + ", sums" * residual_sums.IS_USED] = measure(*setting)
+    found = {text: measure(*setting) for text, setting in SETTINGS.items()}
     print(json.dumps({**circumstances("cuda"), "steps": found}, indent=2))
     return 0
 

@@ -13,7 +13,7 @@ from torch import nn
 from anywidth.slimming.convert import plan_of
 from anywidth.slimming.layers import drop_fast_paths, is_narrowed
 from anywidth.slimming.norm_statistics import norm_record
-from anywidth.training.gpu import kernels, residual_sums
+from anywidth.training.gpu import kernels
 from anywidth.training.gpu.fast_convolutions import (
     depthwise_forward,
     is_depthwise,
@@ -51,7 +51,7 @@ def use_kernels(model: nn.Module, enabled: bool = True) -> nn.Module:
         join(model.get_submodule(norm), model.get_submodule(activation))
     for norm, activation, convolution in plan.prologues:
         defer(*(model.get_submodule(path) for path in (norm, activation, convolution)))
-    for norm in plan.sums if residual_sums.IS_USED else ():
+    for norm in plan.sums:
         path = fast_path(model.get_submodule(norm))
         if path is not None and path.forward is norm_forward:
             path.is_summed = path.activation is None

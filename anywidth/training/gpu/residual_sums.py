@@ -19,9 +19,6 @@ from anywidth.errors import AnywidthError
 from anywidth.training.gpu import kernels
 from anywidth.training.gpu.fast_paths import are_watched
 
-IS_USED = False
-"""Whether norms wait for sums. Not timed on a GPU yet: `python3 -m benchmarks.our_step --sums`."""
-
 _SUMS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
 _SUMS_IN_PLACE = {Tensor.add_, Tensor.__iadd__}
 _RELUS = {F.relu, torch.relu, Tensor.relu}

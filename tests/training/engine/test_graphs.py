@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 import anywidth as aw
 from anywidth.planning.cuts import is_converted
 from anywidth.slimming.norm_statistics import tracked_statistics
-from anywidth.training.gpu import residual_sums
 from anywidth.training.gpu.fast_layers import use_kernels
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -31,13 +30,11 @@ def test_fifty_steps_of_graphs_give_the_losses_of_the_eager_engine(
     assert (plain - graphs).abs().max() <= LOSSES[autocast]
 
 
-@pytest.mark.parametrize("sums", [False, True], ids=["", "sums"])
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_gradients_by_kernels_are_as_exact_as_those_of_plain_layers(
-    autocast: torch.dtype | None, name: str, sums: bool, monkeypatch: pytest.MonkeyPatch
+    autocast: torch.dtype | None, name: str
 ) -> None:
-    monkeypatch.setattr(residual_sums, "IS_USED", sums)
     exact = gradients("eager", False, None, name, torch.float64)
     plain = distance(gradients("eager", False, autocast, name), exact)
     for engine in ("eager", "graphs"):

@@ -14,7 +14,6 @@ from anywidth.slimming.norm_statistics import tracked_statistics
 from anywidth.slimming.switchable import add_private_affine
 from anywidth.training.engine.capture import CudaCapture
 from anywidth.training.engine.graphs import GraphEngine
-from anywidth.training.gpu import residual_sums
 from anywidth.training.gpu.fast_layers import use_kernels
 from anywidth.training.gpu.kernels import batch_norm_small
 
@@ -113,12 +112,8 @@ def many_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_norm_small, "MOST_PIXELS", 0)
 
 
-@pytest.mark.parametrize("sums", [False, True], ids=["", "sums"])
 @pytest.mark.parametrize("name", PREPARATIONS)
-def test_steps_are_those_of_plain_layers_in_float64(
-    name: str, sums: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(residual_sums, "IS_USED", sums)
+def test_steps_are_those_of_plain_layers_in_float64(name: str) -> None:
     exact = _trained(PREPARATIONS[name], kernels=False, dtype=torch.float64)
     ours = _trained(PREPARATIONS[name], kernels=True)
     assert len(ours) == len(exact)

@@ -26,7 +26,6 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 @pytest.fixture(autouse=True)
 def used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residual_sums, "IS_USED", True)
     monkeypatch.setattr(batch_norm_small, "MOST_PIXELS", 0)
 
 
