@@ -57,12 +57,12 @@ def test_no_configuration_is_trained_twice(data: str, tmp_path: Path) -> None:
         for network in (MOBILENET_V1, MOBILENET_V2)
     }
     jobs = jobs_of(CLASSIFIED, {study.name: 1 for study in CLASSIFIED}, recipes, tmp_path)
-    assert len({job.name for job in jobs}) == len(jobs) == 33
+    assert len({job.name for job in jobs}) == len(jobs) == 34
     assert len({json.dumps(to_json(job.settings)) for job in jobs}) == len(jobs)
     main = jobs_of([STUDY["main"]], {"main": 2}, recipes, tmp_path)
     assert len(main) == 24
     balanced = jobs_of([STUDY["balanced-losses"]], {"balanced-losses": 2}, recipes, tmp_path)
-    assert len(balanced) == 28
+    assert len(balanced) == 30
     assert {job.name for job in main} < {job.name for job in balanced}
     first = {job.name for job in main if job.settings.seed == 0}
     assert first < {job.name for job in jobs}
