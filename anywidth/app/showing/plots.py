@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # Per kind of spectrum: the look of its marks, and the colours of its first few series.
 # S-Nets are hollow, because at shared widths they cover the others.
 LOOKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "us": ({"marker": "o", "markersize": 4.5}, (BLUE, GREEN, PURPLE, ORANGE)),
+    "us": ({"marker": "o", "markersize": 4.5}, (BLUE, GREEN, PURPLE, ORANGE, GREY)),
     "s": (
         {"marker": "s", "markersize": 8, "linestyle": "none", "markerfacecolor": "none"},
         (GREEN, PURPLE, ORANGE, BLUE),

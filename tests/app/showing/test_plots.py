@@ -77,6 +77,7 @@ def test_two_networks_of_one_kind_differ_in_colour() -> None:
 
 
 def test_networks_of_several_kinds_differ_in_colour() -> None:
+    assert len(set(series_colors(["us", "us", "us", "s", "i"]))) == 5
     colors = series_colors(["us", "us", "s", "i"])
     assert len(set(colors)) == 4
     assert [colors[0], colors[2], colors[3]] == series_colors(["us", "s", "i"])

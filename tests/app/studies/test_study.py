@@ -32,10 +32,11 @@ from anywidth.app.studies.measuring import _narrowed, measure, stage_groups
 from anywidth.app.studies.paper import paper_errors
 from anywidth.app.studies.processes import work_through
 from anywidth.app.studies.reporting import facts_of, write_study
-from anywidth.app.studies.study_parts import Study
+from anywidth.app.studies.study_parts import Network, Study
 from anywidth.app.studies.study_recipes import DATA, study_recipe
 from anywidth.app.studies.tables import collect
 from anywidth.app.studies.trainings import jobs_of, read_class_count, read_fact, read_pieces
+from anywidth.app.tasks.classification.task import ClassificationSettings
 from anywidth.app.tasks.registry import open_trained
 from anywidth.measuring.width_lists import spectrum_widths
 from anywidth.slimming.norm_statistics import norm_records, uncalibrated_allowed
@@ -56,12 +57,12 @@ def test_no_configuration_is_trained_twice(data: str, tmp_path: Path) -> None:
         for network in (MOBILENET_V1, MOBILENET_V2)
     }
     jobs = jobs_of(CLASSIFIED, {study.name: 1 for study in CLASSIFIED}, recipes, tmp_path)
-    assert len({job.name for job in jobs}) == len(jobs) == 33
+    assert len({job.name for job in jobs}) == len(jobs) == 34
     assert len({json.dumps(to_json(job.settings)) for job in jobs}) == len(jobs)
     main = jobs_of([STUDY["main"]], {"main": 2}, recipes, tmp_path)
     assert len(main) == 24
     balanced = jobs_of([STUDY["balanced-losses"]], {"balanced-losses": 2}, recipes, tmp_path)
-    assert len(balanced) == 28
+    assert len(balanced) == 30
     assert {job.name for job in main} < {job.name for job in balanced}
     first = {job.name for job in main if job.settings.seed == 0}
     assert first < {job.name for job in jobs}
@@ -69,6 +70,16 @@ def test_no_configuration_is_trained_twice(data: str, tmp_path: Path) -> None:
     kept += ("label_smoothing", "calibration_augmented", "total_stride", "strides")
     kinds = {tuple(getattr(job.settings, name) for name in kept) for job in jobs}
     assert len(kinds) == 2  # one form and one recipe of each network
+
+
+@pytest.mark.parametrize("data", DATA["classification"])
+@pytest.mark.parametrize("network", [MOBILENET_V1, MOBILENET_V2], ids=lambda one: one.name)
+def test_recipes_of_classifiers_have_no_true_labels_for_narrow_widths(
+    data: str, network: Network, tmp_path: Path
+) -> None:
+    settings = study_recipe(data, network, tmp_path)
+    assert isinstance(settings, ClassificationSettings)
+    assert (settings.truth, settings.weights) == (0.0, "paper")
 
 
 def test_epochs_are_told_apart_where_networks_differ(tmp_path: Path) -> None:

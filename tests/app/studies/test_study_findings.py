@@ -14,7 +14,7 @@ from anywidth.app.showing.figure_style import style, write_figures
 from anywidth.app.studies.comparing import Finding, Results, Verdict, compare, judge, margin
 from anywidth.app.studies.definitions import MOBILENET_V1, MOBILENET_V2, STUDIES
 from anywidth.app.studies.figures import study_figure
-from anywidth.app.studies.findings import BALANCED, V1, excess_error
+from anywidth.app.studies.findings import BALANCED, HALF_TRUE, V1, excess_error
 from anywidth.app.studies.paper import paper_errors
 from anywidth.app.studies.tables import to_csv, to_markdown
 from anywidth.measuring.spectra import Spectrum, SpectrumPoint
@@ -202,8 +202,9 @@ def test_findings_of_the_main_table_follow_the_numbers() -> None:
     for error, verdict in ((9.0, Verdict.HOLDS), (11.0, Verdict.FAILS)):
         levels = {"I-Net": [10.0], "S-Net": [10.0], "US-Net": [error]}
         levels[BALANCED] = [error + (error - 10) / 2]
+        levels[HALF_TRUE] = [error + (error - 10)]
         both = {**results_of(levels).spectra, **results_of(levels, MOBILENET_V2.name, 0.35).spectra}
-        for study, count in (("main", 8), ("balanced-losses", 12)):
+        for study, count in (("main", 8), ("balanced-losses", 18)):
             found = STUDY[study].find(Results(both, {}))
             assert len(found) == count
             assert {finding.verdict for finding in found} == {verdict}

@@ -57,6 +57,16 @@ def test_imagenet_has_the_settings_of_the_paper(name: str) -> None:
     assert settings.model == name.removeprefix("imagenet_us_")
 
 
+def test_only_some_recipes_mix_true_labels_into_soft_ones() -> None:
+    settings = {build.__name__: build() for build in RECIPES}
+    shares = {
+        name: one.truth
+        for name, one in settings.items()
+        if isinstance(one, ClassificationSettings) and one.truth
+    }
+    assert shares == {"fashion_mnist_demo": 0.5, "cifar10_mobilenet_v2": 0.5}
+
+
 def test_the_default_needs_no_download() -> None:
     assert "Fashion-MNIST" in recipe("fashion_mnist_demo").trained_on
 
