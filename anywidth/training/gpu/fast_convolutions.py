@@ -17,6 +17,7 @@ from anywidth.training.gpu.fast_paths import (
     PARTIAL,
     are_watched,
     fast_path,
+    has,
     leave,
     reach,
     slowly,
@@ -24,6 +25,10 @@ from anywidth.training.gpu.fast_paths import (
 )
 from anywidth.training.gpu.kernels.eligibility import STEM_INPUT_CHANNELS, STEM_KERNEL_SIZE, STRIDES
 from anywidth.training.gpu.kernels.shared_buffers import cast_weight, gradient_sum
+
+USES_PRODUCTS = False
+"""Whether pointwise convolutions of few channels have kernels. Not timed on a GPU yet:
+`python3 -m benchmarks.our_step --products`."""
 
 
 def is_depthwise(module: nn.Conv2d) -> bool:
@@ -75,16 +80,8 @@ def depthwise_forward(self: Any, x: Tensor) -> Tensor:
     """A depthwise convolution's forward; it may also compute the norm before it."""
     if not reach(x):
         return slowly(self, x)
-    deferred, path = take(x, DEFERRED), fast_path(self)
-    if deferred is None and path is not None and path.awaits:
-        raise AnywidthError(
-            f"a depthwise convolution of {self.in_channels} channels expected the output of the "
-            "batch norm before it, but got another tensor: the network does something in between "
-            "that it did not do when it was traced. Train it with SandwichStep(..., kernels=False)"
-        )
-    if deferred is not None and path is not None:
-        path.has_taken = True
-    x = x.contiguous(memory_format=torch.channels_last)
+    deferred = _norm_before(self, x)
+    x = _channels_last(x)
     if deferred is None and not is_taken(self, x):
         return slowly(self, x)
     made, partial = kernels.depthwise_conv2d_with_statistics(
@@ -95,6 +92,21 @@ def depthwise_forward(self: Any, x: Tensor) -> Tensor:
     return made
 
 
+def _norm_before(convolution: Any, x: Tensor) -> kernels.DeferredNorm | None:
+    """The norm of `x` that was left to a convolution."""
+    deferred, path = take(x, DEFERRED), fast_path(convolution)
+    if deferred is None and path is not None and path.awaits:
+        raise AnywidthError(
+            f"a convolution of {convolution.in_channels} channels expected the output of the batch "
+            "norm before it, but got another tensor: the network does something in between that it "
+            "did not do when it was traced. Train it with SandwichStep(..., kernels=False)"
+        )
+    if deferred is not None and path is not None:
+        path.has_taken = True
+    found: kernels.DeferredNorm | None = deferred
+    return found
+
+
 def stem_forward(self: Any, x: Tensor) -> Tensor:
     """The forward of a convolution of images."""
     record: Record = self.__dict__[RECORD]
@@ -102,7 +114,7 @@ def stem_forward(self: Any, x: Tensor) -> Tensor:
     weight, place = self._parameters["weight"], (self.stride[0], self.padding[0])
     is_whole = record.cut("weight", 1) is None and record.scales.get("weight", 1) == 1
     if type(channels) is int and is_whole and reach(x):
-        x = x.contiguous(memory_format=torch.channels_last)
+        x = _channels_last(x)
         if kernels.supports_stem_conv2d(x, weight, channels, *place):
             made, partial = kernels.stem_conv2d_with_statistics(
                 x, weight, channels, *place, _is_measured(self)
@@ -121,7 +133,14 @@ def _is_measured(convolution: Any) -> bool:
 
 
 def is_taken(convolution: Any, x: Tensor) -> bool:
-    """Whether the kernel can convolve a tensor."""
+    """Whether a kernel can convolve a tensor."""
+    if has(convolution, pointwise_forward):
+        sizes = _product_sizes(convolution)
+        return (
+            USES_PRODUCTS
+            and sizes is not None
+            and kernels.supports_pointwise_conv2d(x, convolution._parameters["weight"], sizes[0])
+        )
     is_cut = type(convolution.__dict__[RECORD].cut("weight", 0)) is int
     return is_cut and kernels.supports_depthwise_conv2d(
         x, convolution._parameters["weight"], convolution.stride[0], convolution.padding[0]
@@ -129,21 +148,44 @@ def is_taken(convolution: Any, x: Tensor) -> bool:
 
 
 def pointwise_forward(self: Any, x: Tensor) -> Tensor:
-    """A pointwise convolution's forward."""
+    """A pointwise convolution's forward; it may also compute the norm before it."""
     if not reach(x):
         return slowly(self, x)
-    record: Record = self.__dict__[RECORD]
+    deferred = _norm_before(self, x)
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    weight, sizes = self._parameters["weight"], _product_sizes(self)
+    if sizes is not None and (deferred is not None or is_taken(self, _channels_last(x))):
+        made, partial = kernels.pointwise_conv2d_with_statistics(
+            _channels_last(x), weight, sizes[0], deferred, _is_measured(self)
+        )
+        if partial is not None:
+            leave(made, PARTIAL, partial)
+        return made
     pixels = x.permute(0, 2, 3, 1)  # a view of channels-last memory
-    cuts = (record.cut("weight", 0), record.cut("weight", 1))
-    weight = self._parameters["weight"]
-    made = weight.shape[0] if cuts[0] is None else cuts[0]
-    read = weight.shape[1] if cuts[1] is None else cuts[1]
-    is_plain = record.scales.get("weight", 1.0) == 1.0 and self._parameters["bias"] is None
-    if is_plain and isinstance(made, int) and isinstance(read, int):
-        result: Tensor = _Pointwise.apply(pixels, weight, made, read)
+    if sizes is not None:
+        result: Tensor = _Pointwise.apply(pixels, weight, *sizes)
     else:
         result = nn.functional.linear(pixels, self.weight.flatten(1), self.bias)
     return result.permute(0, 3, 1, 2)
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def _product_sizes(convolution: Any) -> tuple[int, int] | None:
+    """The active filters and channels if a pointwise convolution is a plain product."""
+    record: Record = convolution.__dict__[RECORD]
+    weight, cuts = (
+        convolution._parameters["weight"],
+        (record.cut("weight", 0), record.cut("weight", 1)),
+    )
+    made, read = (
+        all_ if cut is None else cut for all_, cut in zip(weight.shape, cuts, strict=False)
+    )
+    is_plain = record.scales.get("weight", 1.0) == 1.0 and convolution._parameters["bias"] is None
+    return (made, read) if is_plain and type(made) is int and type(read) is int else None
 
 
 class _Pointwise(torch.autograd.Function):
@@ -154,24 +196,20 @@ class _Pointwise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, pixels: Tensor, weight: Tensor, made: int, read: int) -> Tensor:
-        dtype = pixels.dtype
-        if torch.is_autocast_enabled(pixels.device.type):
-            dtype = torch.get_autocast_dtype(pixels.device.type)
-        rows = pixels.to(dtype).reshape(-1, read)
-        active = cast_weight(weight)[:made, :read, 0, 0].to(dtype)
+        rows = pixels.reshape(-1, read)
+        active = cast_weight(weight)[:made, :read, 0, 0].to(pixels.dtype)
         ctx.save_for_backward(rows, active, weight)
-        ctx.pixels = pixels.shape, pixels.dtype
+        ctx.pixels = pixels.shape
         return (rows @ active.t()).view(*pixels.shape[:-1], made)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         rows, active, weight = ctx.saved_tensors
-        shape, dtype = ctx.pixels
         gradient = gradient.reshape(-1, active.shape[0]).to(rows.dtype)
         to_pixels = to_weight = None
         if ctx.needs_input_grad[0]:
-            to_pixels = (gradient @ active).view(shape).to(dtype)
+            to_pixels = (gradient @ active).view(ctx.pixels)
         if ctx.needs_input_grad[1]:
             total = gradient_sum(weight)
             found = gradient.t() @ rows

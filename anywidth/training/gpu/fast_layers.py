@@ -25,6 +25,9 @@ from anywidth.training.gpu.fast_convolutions import (
 from anywidth.training.gpu.fast_norms import defer, is_plain_norm, join, norm_forward
 from anywidth.training.gpu.fast_paths import fast_path, give, has
 
+# Their kernels take statistics for the norm that follows.
+_MEASURING = (depthwise_forward, stem_forward, pointwise_forward)
+
 
 def use_kernels(model: nn.Module, enabled: bool = True) -> nn.Module:
     """Allow the layers of a converted network to use their fast path on a GPU, or forbid it.
@@ -58,7 +61,7 @@ def use_kernels(model: nn.Module, enabled: bool = True) -> nn.Module:
     for layer, norm in plan.folds:
         maker, after = model.get_submodule(layer), model.get_submodule(norm)
         path = fast_path(maker)
-        measures = path is not None and path.forward in (depthwise_forward, stem_forward)
+        measures = path is not None and path.forward in _MEASURING
         if path is not None and measures and has(after, norm_forward):
             path.norm_after = after
     return model

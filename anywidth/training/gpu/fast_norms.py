@@ -11,7 +11,11 @@ from anywidth.slimming.layers import only_normalises
 from anywidth.slimming.norm_statistics import norm_record
 from anywidth.slimming.record import plain_class
 from anywidth.training.gpu import kernels
-from anywidth.training.gpu.fast_convolutions import depthwise_forward, is_taken
+from anywidth.training.gpu.fast_convolutions import (
+    depthwise_forward,
+    is_taken,
+    pointwise_forward,
+)
 from anywidth.training.gpu.fast_paths import (
     DEFERRED,
     PARTIAL,
@@ -46,10 +50,11 @@ def join(norm: nn.Module, activation: nn.Module) -> None:
 
 
 def defer(norm: nn.Module, activation: nn.Module, convolution: nn.Module) -> None:
-    """Let a depthwise convolution compute the norm and activation that only it reads."""
+    """Let a convolution compute the norm and activation that only it reads."""
     path = fast_path(norm)
     joined = None if path is None or path.activation is None else path.activation[1]
-    if path is not None and joined is activation and has(convolution, depthwise_forward):
+    can_normalise = has(convolution, depthwise_forward) or has(convolution, pointwise_forward)
+    if path is not None and joined is activation and can_normalise:
         path.read_by = convolution
 
 

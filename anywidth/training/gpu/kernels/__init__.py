@@ -20,6 +20,7 @@ from anywidth.training.gpu.kernels.eligibility import (
     interpreted,
     obstacle_to_batch_norm_act,
     obstacle_to_depthwise_conv2d,
+    obstacle_to_pointwise_conv2d,
     obstacle_to_stem_conv2d,
     reach,
     triton_installed,
@@ -34,6 +35,7 @@ __all__ = [
     "reach",
     "supports_batch_norm_act",
     "supports_depthwise_conv2d",
+    "supports_pointwise_conv2d",
     "supports_stem_conv2d",
 ]
 
@@ -46,6 +48,7 @@ _IN_MODULES = {
     "depthwise_conv2d_with_statistics": "depthwise",
     "has_few_pixels": "batch_norm_small",
     "norm_and_sum": "norm_sum",
+    "pointwise_conv2d_with_statistics": "pointwise",
     "stem_conv2d_with_statistics": "stem",
 }
 
@@ -71,6 +74,11 @@ def supports_stem_conv2d(
 ) -> bool:
     """Whether :func:`stem_conv2d_with_statistics` takes these; under autocast, with ``x`` cast."""
     return obstacle_to_stem_conv2d(x, weight, channels, stride, padding) is None
+
+
+def supports_pointwise_conv2d(x: Tensor, weight: Tensor, made: int) -> bool:
+    """Whether :func:`pointwise_conv2d_with_statistics` takes these; under autocast, ``x`` cast."""
+    return obstacle_to_pointwise_conv2d(x, weight, made) is None
 
 
 def supports_batch_norm_act(x: Tensor, norm: BatchNorm) -> bool:

@@ -14,6 +14,8 @@ KERNEL_SIZES = (3, 5)
 STRIDES = (1, 2)
 STEM_KERNEL_SIZE = 3
 STEM_INPUT_CHANNELS = (1, 2, 3, 4)
+# Of a weight whose products have kernels: shared memory holds a block of all its channels.
+MOST_POINTWISE_CHANNELS = 256
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Offsets inside the kernels are 32-bit integers, and a last block may reach past the end.
 MOST_ELEMENTS = 2**31 - 2**26
@@ -73,6 +75,34 @@ def obstacle_to_stem_conv2d(
     if weight.dtype not in DTYPES or weight.device != x.device:
         return (
             f"weight is {weight.dtype} on {weight.device}, expected one of {DTYPES} on {x.device}"
+        )
+    return None
+
+
+def obstacle_to_pointwise_conv2d(x: Tensor, weight: Tensor, made: int) -> str | None:
+    """Why a convolution with filters of one pixel cannot run here, or None."""
+    obstacle = _obstacle_to_input(x)
+    if obstacle is not None:
+        return obstacle
+    if x.dtype == torch.float32 and not interpreted():
+        return "x has dtype torch.float32, of which shared memory cannot hold enough"
+    if weight.dim() != 4 or weight.shape[2:] != (1, 1):
+        return f"weight has shape {tuple(weight.shape)}, expected (filters, channels, 1, 1)"
+    if max(weight.shape) > MOST_POINTWISE_CHANNELS:
+        return (
+            f"weight has shape {tuple(weight.shape)}, expected at most {MOST_POINTWISE_CHANNELS} "
+            "filters and channels"
+        )
+    if x.shape[1] > weight.shape[1]:
+        return f"x has {x.shape[1]} channels, expected at most weight's {weight.shape[1]}"
+    if not 0 < made <= weight.shape[0]:
+        return f"made is {made}, expected 1 to {weight.shape[0]}, the filters of weight"
+    if x.numel() // x.shape[1] * made > MOST_ELEMENTS:
+        return f"the output has more than {MOST_ELEMENTS} elements"
+    if weight.dtype not in DTYPES or weight.device != x.device or weight.stride(1) != 1:
+        return (
+            f"weight is {weight.dtype} on {weight.device} with strides {weight.stride()}, expected "
+            f"one of {DTYPES} on {x.device}, each filter in one piece"
         )
     return None
 

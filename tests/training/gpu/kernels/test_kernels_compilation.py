@@ -20,14 +20,18 @@ from anywidth.training.gpu.kernels import (
     batch_norm_small,
     depthwise_forward,
     depthwise_gradients,
+    pointwise_product,
     stem_convolution,
 )
 from anywidth.training.gpu.kernels.compilation import KERNELS
+from anywidth.training.gpu.kernels.eligibility import MOST_POINTWISE_CHANNELS
 
 TARGET = GPUTarget("cuda", 90, 32)
 ALIGNED_WIDTHS = [8, 16, 24, 32, 40, 64, 72, 136, 256, 264]
 OTHER_WIDTHS = [1, 3, 7, 17, 33, 257]
 ALL_CHANNELS = 264
+# Bytes of shared memory that a program may have on an H200.
+SHARED_MEMORY = 227 * 1024
 
 
 @pytest.fixture
@@ -69,6 +73,13 @@ def _launch_everything(channels: int, kernel: int, stride: int) -> None:
     filters = torch.empty(ALL_CHANNELS, 3, 3, 3)
     z, _ = stem_convolution.stem_forward(picture, filters, channels, stride, 1, True)
     stem_convolution.stem_weight_gradient(picture, z, filters, stride, 1)
+    x = x[:, :MOST_POINTWISE_CHANNELS]
+    x = x.contiguous(memory_format=torch.channels_last)
+    filters = torch.empty(*2 * [MOST_POINTWISE_CHANNELS], 1, 1, dtype=x.dtype)
+    terms = terms[:, : x.shape[1]].contiguous()
+    y, _ = pointwise_product.pointwise_forward(x, filters, x.shape[1], terms, "relu", True)
+    pointwise_product.pointwise_weight_gradient(x, y, filters, terms, "relu")
+    pointwise_product.pointwise_input_gradient(x, y, filters, terms, "relu")
     y, terms = batch_norm_small.small_forward(x, norm)
     batch_norm_small.small_backward(x, y, terms, weight, bias, "relu")
 
@@ -105,8 +116,8 @@ def test_another_kernel_size_is_another_variant(launches):
     assert _cache_keys(launches) > first
 
 
-def _compile(name: str, arguments, named) -> str:
-    """Compile one caught launch to the assembly of the GPU."""
+def _compile(name: str, arguments, named):
+    """Compile one caught launch for the GPU."""
     kernel = KERNELS[name]
     bind = create_function_from_signature(kernel.signature, kernel.params, make_backend(TARGET))
     bound, specialization, options = bind(*arguments, **named)
@@ -120,19 +131,21 @@ def _compile(name: str, arguments, named) -> str:
         elif hint == "D":
             hints[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, hints)
-    return triton.compile(source, target=TARGET, options=options).asm["ptx"]
+    return triton.compile(source, target=TARGET, options=options)
 
 
 def test_kernels_compile_and_move_whole_vectors(launches):
     _launch_everything(40, 3, 1)
     for name, arguments, named in launches:
-        assembly = _compile(name, arguments, named)
+        compiled = _compile(name, arguments, named)
+        assert compiled.metadata.shared <= SHARED_MEMORY, name
+        assembly = compiled.asm["ptx"]
         loads = re.findall(r"ld\.global\S*", assembly)
         if name.startswith("depthwise"):
             assert not any(load.endswith("16") for load in loads), name
         elif name == "stem_forward_kernel":  # whose input has 3 channels
             assert re.search(r"st\.global\S*\.v4\.b32", assembly), name
-        elif name == "stem_weight_gradient_kernel":
+        elif name == "stem_weight_gradient_kernel" or name.startswith("pointwise"):
             assert "cp.async.cg.shared.global" in assembly, name  # 16 bytes at once, in advance
         elif named.get("ALIGNED"):
             assert any(load.endswith(".v4.b32") for load in loads), name

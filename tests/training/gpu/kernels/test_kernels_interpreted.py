@@ -35,5 +35,6 @@ def test_every_file_of_checks_is_run():
         "check_engine",
         "check_layers",
         "check_norm_sum",
+        "check_pointwise",
         "check_stem",
     ]

@@ -14,6 +14,7 @@ from anywidth.slimming.norm_statistics import tracked_statistics
 from anywidth.slimming.switchable import add_private_affine
 from anywidth.training.engine.capture import CudaCapture
 from anywidth.training.engine.graphs import GraphEngine
+from anywidth.training.gpu import fast_convolutions
 from anywidth.training.gpu.fast_layers import use_kernels
 from anywidth.training.gpu.kernels import batch_norm_small
 
@@ -112,6 +113,14 @@ def many_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_norm_small, "MOST_PIXELS", 0)
 
 
+@pytest.fixture(params=[False, True], ids=["", "products"])
+def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether pointwise convolutions have kernels."""
+    monkeypatch.setattr(fast_convolutions, "USES_PRODUCTS", request.param)
+    return bool(request.param)
+
+
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("name", PREPARATIONS)
 def test_steps_are_those_of_plain_layers_in_float64(name: str) -> None:
     exact = _trained(PREPARATIONS[name], kernels=False, dtype=torch.float64)
@@ -121,6 +130,7 @@ def test_steps_are_those_of_plain_layers_in_float64(name: str) -> None:
         assert_near(found, expected, 5e-4)
 
 
+@pytest.mark.usefixtures("products")
 def test_steps_under_autocast_are_as_exact_as_those_of_plain_layers() -> None:
     exact, plain, ours = (
         torch.cat([tensor.flatten() for tensor in _trained(PREPARATIONS["nothing"], *options)])
