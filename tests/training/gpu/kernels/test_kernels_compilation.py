@@ -73,13 +73,13 @@ def _launch_everything(channels: int, kernel: int, stride: int) -> None:
     filters = torch.empty(ALL_CHANNELS, 3, 3, 3)
     z, _ = stem_convolution.stem_forward(picture, filters, channels, stride, 1, True)
     stem_convolution.stem_weight_gradient(picture, z, filters, stride, 1)
-    x = x[:, :MOST_POINTWISE_CHANNELS]
-    x = x.contiguous(memory_format=torch.channels_last)
+    few = x[:, : MOST_POINTWISE_CHANNELS - channels % 2]
+    few = few.contiguous(memory_format=torch.channels_last)
     filters = torch.empty(*2 * [MOST_POINTWISE_CHANNELS], 1, 1, dtype=x.dtype)
-    terms = terms[:, : x.shape[1]].contiguous()
-    y, _ = pointwise_product.pointwise_forward(x, filters, x.shape[1], terms, "relu", True)
-    pointwise_product.pointwise_weight_gradient(x, y, filters, terms, "relu")
-    pointwise_product.pointwise_input_gradient(x, y, filters, terms, "relu")
+    terms = terms[:, : few.shape[1]].contiguous()
+    y, _ = pointwise_product.pointwise_forward(few, filters, few.shape[1], terms, "relu", True)
+    pointwise_product.pointwise_weight_gradient(few, y, filters, terms, "relu")
+    pointwise_product.pointwise_input_gradient(few, y, filters, terms, "relu")
     y, terms = batch_norm_small.small_forward(x, norm)
     batch_norm_small.small_backward(x, y, terms, weight, bias, "relu")
 
