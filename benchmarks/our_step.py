@@ -3,7 +3,8 @@
     python3 -m benchmarks.our_step
 
 It takes a minute, because unlike `benchmarks.step` it does not time alternatives. Run it in a
-checkout of each commit, one after the other on the same machine.
+checkout of each commit, one after the other on the same machine. With `--products` every network is
+also timed with kernels for pointwise convolutions, which are switched off until then.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 
 import anywidth as aw
 from anywidth.app.model_spec import load_model
+from anywidth.training.gpu import fast_convolutions
 from benchmarks.records import circumstances
 from benchmarks.step import sandwich_step
 
@@ -64,11 +66,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.parse_args()
+    parser.add_argument(
+        "--products", action="store_true", help="also with kernels for pointwise convolutions"
+    )
+    both = (False, True) if parser.parse_args().products else (False,)
     if not torch.cuda.is_available():
         print("a CUDA GPU is needed", file=sys.stderr)
         return 1
-    found = {text: measure(*setting) for text, setting in SETTINGS.items()}
+    found = {}
+    for text, setting in SETTINGS.items():
+        for fast_convolutions.USES_PRODUCTS in both:
+            name = f"{text}, products" if fast_convolutions.USES_PRODUCTS else text
+            found[name] = measure(*setting)
     print(json.dumps({**circumstances("cuda"), "steps": found}, indent=2))
     return 0
 

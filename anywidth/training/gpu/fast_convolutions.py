@@ -164,7 +164,7 @@ def pointwise_forward(self: Any, x: Tensor) -> Tensor:
         return made
     pixels = x.permute(0, 2, 3, 1)  # a view of channels-last memory
     if sizes is not None:
-        result: Tensor = _Pointwise.apply(pixels, weight, *sizes)
+        result = product(pixels, weight, *sizes)
     else:
         result = nn.functional.linear(pixels, self.weight.flatten(1), self.bias)
     return result.permute(0, 3, 1, 2)
@@ -186,6 +186,12 @@ def _product_sizes(convolution: Any) -> tuple[int, int] | None:
     )
     is_plain = record.scales.get("weight", 1.0) == 1.0 and convolution._parameters["bias"] is None
     return (made, read) if is_plain and type(made) is int and type(read) is int else None
+
+
+def product(pixels: Tensor, weight: Tensor, made: int, read: int) -> Tensor:
+    """The product of pixels with the first rows and columns of a weight, by the library."""
+    result: Tensor = _Pointwise.apply(pixels, weight, made, read)
+    return result
 
 
 class _Pointwise(torch.autograd.Function):
