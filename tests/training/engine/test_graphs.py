@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import anywidth as aw
 from anywidth.planning.cuts import is_converted
 from anywidth.slimming.norm_statistics import tracked_statistics
+from anywidth.training.gpu import fast_convolutions
 from anywidth.training.gpu.fast_layers import use_kernels
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -30,11 +31,13 @@ def test_fifty_steps_of_graphs_give_the_losses_of_the_eager_engine(
     assert (plain - graphs).abs().max() <= LOSSES[autocast]
 
 
+@pytest.mark.parametrize("products", [False, True], ids=["", "products"])
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_gradients_by_kernels_are_as_exact_as_those_of_plain_layers(
-    autocast: torch.dtype | None, name: str
+    autocast: torch.dtype | None, name: str, products: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fast_convolutions, "USES_PRODUCTS", products)
     exact = gradients("eager", False, None, name, torch.float64)
     plain = distance(gradients("eager", False, autocast, name), exact)
     for engine in ("eager", "graphs"):
