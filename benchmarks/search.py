@@ -14,8 +14,8 @@ its multiply-adds, this measures the error on test images of
 
 With --ranked 12, twelve random configurations are trained from scratch too, and the ranks of their
 errors are compared with those of shared weights (Spearman). Every training is a run in DIR, so a
-stopped benchmark can be continued. A smoke test on a CPU: --epochs 1 --tuning-epochs 1 --seeds 1
---shares 0.5.
+stopped benchmark can be continued; --parallel 4 trains four at once, and --minutes 9 stops before a
+machine goes. A smoke test on a CPU: --epochs 1 --tuning-epochs 1 --seeds 1 --shares 0.5.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ import dataclasses
 import importlib.util
 import random
 import statistics
-from collections.abc import Mapping
+import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import anywidth as aw
+from anywidth.app.interrupts import stopped_by_signals
 from anywidth.app.runs.run import Run
+from anywidth.app.studies.processes import terminated_at
 from anywidth.app.tasks.channel_files import channels_to_text
 from anywidth.app.tasks.classification.settings import ClassificationSettings
 from anywidth.app.tasks.classification.task import TrainedClassifier, open_trained, train_run
@@ -44,6 +48,21 @@ from benchmarks.records import circumstances, write_record
 
 METRIC = "top1_error"
 PRUNING_STEPS = 400
+
+Job = tuple[Path, ClassificationSettings]
+"""A network to be trained: its folder and its settings."""
+
+
+def train(folder: Path, settings: ClassificationSettings, deadline: float | None = None) -> bool:
+    """Train a network unless it was before; false if a signal or the deadline stopped it."""
+    if deadline is not None and time.time() >= deadline:
+        return False
+    run = Run.open(folder, writing=True) if folder.exists() else Run.create(folder, settings)
+    try:
+        with stopped_by_signals(), terminated_at(deadline):
+            return run.finished or train_run(run, settings)
+    except KeyboardInterrupt:
+        return False
 
 
 @dataclass(frozen=True)
@@ -55,30 +74,37 @@ class Bench:
     epochs: int
     tuning_epochs: int
     tuning_rate: float
+    parallel: int
+    deadline: float | None
 
-    def error_alone(self, name: str, seed: int, **changes: Any) -> float:
-        """The test error of one network, trained now unless it was before."""
-        folder = self.work / f"{name}-seed-{seed}"
-        settings = self.settings(seed, **changes)
-        run = Run.open(folder, writing=True) if folder.exists() else Run.create(folder, settings)
-        if not run.finished and not train_run(run, settings):
-            raise KeyboardInterrupt
-        del run
+    def error(self, job: Job) -> float:
+        """The test error of a network that was trained."""
+        folder, settings = job
         opened = open_trained(folder, settings.device, settings=settings)
         with torch.no_grad():
             return opened.evaluate(opened.model.eval())[METRIC]
+
+    def job(self, name: str, seed: int, **changes: Any) -> Job:
+        return self.work / f"{name}-seed-{seed}", self.settings(seed, **changes)
 
     def settings(self, seed: int, **changes: Any) -> ClassificationSettings:
         """The run's recipe for one network alone."""
         alone = {"method": "i", "nonuniform": False, "lattice": None, "epochs": self.epochs}
         return dataclasses.replace(self.trained.settings, seed=seed, **{**alone, **changes})
 
-    def scratch(self, name: str, channels: aw.ChannelConfig, seed: int) -> float:
-        text = channels_to_text(channels)
-        return self.error_alone(f"scratch-{name}", seed, own_channels=text)
+    def scratch(self, name: str, channels: aw.ChannelConfig, seed: int) -> Job:
+        return self.job(f"scratch-{name}", seed, own_channels=channels_to_text(channels))
 
-    def tuned(self, name: str, channels: aw.ChannelConfig, source: Path) -> float:
-        return self.error_alone(
+    def train(self, jobs: list[Job]) -> None:
+        """Train networks side by side; ends the program at the deadline, to be continued."""
+        folders, settings = zip(*jobs, strict=True)
+        with ProcessPoolExecutor(self.parallel, mp_context=get_context("spawn")) as pool:
+            done = list(pool.map(train, folders, settings, [self.deadline] * len(jobs)))
+        if not all(done):
+            raise SystemExit("Stopped before the end; the same command continues.")
+
+    def tuned(self, name: str, channels: aw.ChannelConfig, source: Path) -> Job:
+        return self.job(
             f"tuned-{name}",
             0,
             own_channels=channels_to_text(channels),
@@ -172,16 +198,14 @@ def channels_of(network: nn.Module, plan: aw.Plan) -> aw.ChannelConfig:
 # ---- ranking ------------------------------------------------------------------------------------
 
 
-def ranking(bench: Bench, count: int) -> dict[str, Any]:
-    """Random configurations by shared weights and from scratch."""
-    plan, chance = aw.plan_of(bench.trained.model), random.Random(0)
+def random_configurations(plan: aw.Plan, count: int) -> list[aw.ChannelConfig]:
+    chance, names = random.Random(0), [group.name for group in plan.elastic()]
     low, high = plan.widths.low, plan.widths.high
-    names = [group.name for group in plan.elastic()]
-    configs = [
-        plan.resolve({name: chance.uniform(low, high) for name in names}) for _ in range(count)
-    ]
-    shared = [bench.shared(config) for config in configs]
-    scratch = [bench.scratch(f"ranked-{i}", config, 0) for i, config in enumerate(configs)]
+    return [plan.resolve({name: chance.uniform(low, high) for name in names}) for _ in range(count)]
+
+
+def ranking(shared: list[float], scratch: list[float]) -> dict[str, Any]:
+    """The errors of configurations by shared weights and from scratch, and how alike they rank."""
     return {"shared": shared, "scratch": scratch, "spearman": spearman(shared, scratch)}
 
 
@@ -200,6 +224,10 @@ def ranks(values: list[float]) -> list[float]:
     ]
 
 
+def _named(found: Any) -> dict[str, aw.ChannelConfig]:
+    return {"uniform": found.uniform.channels, "searched": found.best.channels}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("run", type=Path)
@@ -212,33 +240,53 @@ def main() -> None:
     parser.add_argument("--tuning-rate", type=float, default=0.05)
     parser.add_argument("--ranked", type=int, default=0, help="configurations to rank")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--parallel", type=int, default=1, help="trainings at once")
+    parser.add_argument("--minutes", type=float, help="stop after so many")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
     trained = open_trained(given.run, given.device)
     epochs = given.epochs or trained.settings.epochs
-    bench = Bench(trained, given.work, epochs, given.tuning_epochs, given.tuning_rate)
-    full = given.work / "scratch-full-seed-0"
-    errors: dict[str, Any] = {"full": bench.error_alone("scratch-full", 0)}
-    has_peer = importlib.util.find_spec("torch_pruning") is not None
-    for share, found in searched(bench, [float(s) for s in given.shares.split(",")]).items():
-        row: dict[str, Any] = {"macs": found.budget.amount, "is_uniform": found.is_uniform}
-        named: Mapping[str, aw.ChannelConfig] = {
-            "uniform": found.uniform.channels,
-            "searched": found.best.channels,
-        }
-        for name, channels in named.items():
+    deadline = None if given.minutes is None else time.time() + 60 * given.minutes
+    tuning = given.tuning_epochs, given.tuning_rate
+    bench = Bench(trained, given.work, epochs, *tuning, given.parallel, deadline)
+    began = time.monotonic()
+    found = searched(bench, [float(share) for share in given.shares.split(",")])
+    print(f"Searched in {time.monotonic() - began:.0f} s")
+    full = bench.job("scratch-full", 0)
+    scratch = {
+        (share, name): [
+            bench.scratch(f"{name}-{share}", channels, seed) for seed in range(given.seeds)
+        ]
+        for share, one in found.items()
+        for name, channels in _named(one).items()
+    }
+    configurations = random_configurations(aw.plan_of(trained.model), given.ranked)
+    ranked = [bench.scratch(f"ranked-{i}", one, 0) for i, one in enumerate(configurations)]
+    bench.train([full, *(job for jobs in scratch.values() for job in jobs), *ranked])
+    tuned = {
+        (share, "searched"): bench.tuned(f"searched-{share}", one.best.channels, given.run)
+        for share, one in found.items()
+    }
+    if importlib.util.find_spec("torch_pruning") is not None:
+        for share, one in found.items():
+            for kind in ("magnitude", "taylor"):
+                folder, channels = pruned(bench, full[0], kind, one.budget.amount)
+                tuned[share, kind] = bench.tuned(f"{kind}-{share}", channels, folder)
+    bench.train(list(tuned.values()))
+    errors: dict[str, Any] = {"full": bench.error(full)}
+    for share, one in found.items():
+        row: dict[str, Any] = {"macs": one.budget.amount, "is_uniform": one.is_uniform}
+        for name, channels in _named(one).items():
             row[f"{name} shared"] = bench.shared(channels)
-            row[f"{name} scratch"] = [
-                bench.scratch(f"{name}-{share}", channels, seed) for seed in range(given.seeds)
-            ]
-        row["searched tuned"] = bench.tuned(f"searched-{share}", named["searched"], given.run)
-        for kind in ("magnitude", "taylor") if has_peer else ():
-            folder, channels = pruned(bench, full, kind, found.budget.amount)
-            row[f"{kind} tuned"] = bench.tuned(f"{kind}-{share}", channels, folder)
+            row[f"{name} scratch"] = [bench.error(job) for job in scratch[share, name]]
+        row |= {
+            f"{kind} tuned": bench.error(job) for (of, kind), job in tuned.items() if of == share
+        }
         errors[str(share)] = row
         print(share, row)
-    if given.ranked:
-        errors["ranking"] = ranking(bench, given.ranked)
+    if configurations:
+        shared = [bench.shared(one) for one in configurations]
+        errors["ranking"] = ranking(shared, [bench.error(job) for job in ranked])
     about = {"epochs": epochs, "tuning_epochs": given.tuning_epochs, "seeds": given.seeds}
     device = next(trained.model.parameters()).device
     write_record(given.out, {**circumstances(device), **about, "top1_error": errors})
