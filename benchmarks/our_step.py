@@ -4,7 +4,8 @@
 
 It takes a minute, because unlike `benchmarks.step` it does not time alternatives. Run it in a
 checkout of each commit, one after the other on the same machine. With `--products` every network is
-also timed with kernels for pointwise convolutions, which are switched off until then.
+also timed with kernels for pointwise convolutions, which are switched off until then. `--profile`
+adds the kernels that take most of the time of a step.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,8 +38,27 @@ SETTINGS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
 LOWEST = {"mobilenet_v1": 0.25, "mobilenet_v2": 0.35, "torchvision:resnet50": 0.25}
 
 
-def measure(name: str, pixels: int, batch: int, options: dict[str, Any]) -> dict[str, float]:
-    """The median of five times ten steps, and the peak memory."""
+def profile(step: Callable[[], object], steps: int = 5, most: int = 30) -> list[dict[str, Any]]:
+    """The kernels that take most of the time of a step, by name."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    rows = [
+        {
+            "kernel": event.key[:120],
+            "ms": round(event.self_device_time_total / 1e3 / steps, 3),
+            "launches": round(event.count / steps),
+        }
+        for event in recorded.key_averages()
+    ]
+    return sorted(rows, key=lambda row: -row["ms"])[:most]
+
+
+def measure(
+    name: str, pixels: int, batch: int, options: dict[str, Any], is_profiled: bool = False
+) -> dict[str, Any]:
+    """The median of five times ten steps, the peak memory, and the kernels if asked for."""
     torch.manual_seed(0)
     torch.cuda.reset_peak_memory_stats()
     model = load_model(name, num_classes=10, **options)
@@ -58,7 +79,8 @@ def measure(name: str, pixels: int, batch: int, options: dict[str, Any]) -> dict
         torch.cuda.synchronize()
         times.append((time.perf_counter() - begin) * 100)
     gigabytes = torch.cuda.max_memory_allocated() / 2**30
-    return {"step_ms": round(statistics.median(times), 2), "memory_gib": round(gigabytes, 2)}
+    found = {"step_ms": round(statistics.median(times), 2), "memory_gib": round(gigabytes, 2)}
+    return found | {"kernels": profile(lambda: step(x, y))} if is_profiled else found
 
 
 def main() -> int:
@@ -69,15 +91,20 @@ def main() -> int:
     parser.add_argument(
         "--products", action="store_true", help="also with kernels for pointwise convolutions"
     )
-    both = (False, True) if parser.parse_args().products else (False,)
+    parser.add_argument("--profile", action="store_true", help="also the slowest kernels")
+    parser.add_argument("--only", default="", help="part of the names of the networks to measure")
+    given = parser.parse_args()
+    both = (False, True) if given.products else (False,)
     if not torch.cuda.is_available():
         print("a CUDA GPU is needed", file=sys.stderr)
         return 1
     found = {}
     for text, setting in SETTINGS.items():
+        if given.only not in text:
+            continue
         for fast_convolutions.USES_PRODUCTS in both:
             name = f"{text}, products" if fast_convolutions.USES_PRODUCTS else text
-            found[name] = measure(*setting)
+            found[name] = measure(*setting, given.profile)
     print(json.dumps({**circumstances("cuda"), "steps": found}, indent=2))
     return 0
 
