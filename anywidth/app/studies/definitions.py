@@ -38,9 +38,8 @@ US_V1 = training(MOBILENET_V1)
 S_V1 = training(MOBILENET_V1, method="s")
 NONUNIFORM = training(MOBILENET_V1, nonuniform=True)
 # Images kept out of training judge a search. Configurations that come again can be captured.
-DRAWN = 512
 _ALL_DRAWN = {"nonuniform": True, "held_out": 0.1}
-SEARCHABLE = {"": _ALL_DRAWN, f", {DRAWN}": _ALL_DRAWN | {"lattice": DRAWN}}
+SEARCHABLE = {"": _ALL_DRAWN, f", {findings.DRAWN}": _ALL_DRAWN | {"lattice": findings.DRAWN}}
 # As many configurations as with d = 8: captured graphs of all 1,513 do not fit in memory.
 AS_MANY_AS_BY_EIGHT = 187
 # Only `drawn-widths` draws from so few configurations, to show the effect.
@@ -270,7 +269,7 @@ STUDIES: tuple[Study, ...] = (
         "search",
         None,
         "channels that a search finds for the multiply-adds of widths 0.5 and 0.7, against these "
-        f"widths; nonuniform widths in training drawn from all or from {DRAWN} configurations",
+        f"widths; nonuniform widths in training drawn from all or from {findings.DRAWN} configurations",
         tuple(
             Setting(
                 f"{part}{drawn}", network, (training(network, **changes),), SEARCHED, part, kind

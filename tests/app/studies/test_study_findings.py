@@ -186,8 +186,8 @@ def test_one_network_at_chance_is_worse_than_one_that_learned() -> None:
 
 def test_findings_of_a_search_follow_the_numbers() -> None:
     for searched, drawn, verdict in ((9.0, 9.1, Verdict.HOLDS), (9.9, 10.3, Verdict.FAILS)):
-        levels = {"uniform": [10.0], "searched": [searched], "uniform, 512": [10.0],
-                  "searched, 512": [drawn]}  # fmt: skip
+        levels = {"uniform": [10.0], "searched": [searched], "uniform, 500": [10.0],
+                  "searched, 500": [drawn]}  # fmt: skip
         both = {
             (network, label): {0: made_up(dict.fromkeys((0.5, 0.7), values[0]), label)}
             for network in (MOBILENET_V1.name, MOBILENET_V2.name)
