@@ -269,7 +269,8 @@ STUDIES: tuple[Study, ...] = (
         "search",
         None,
         "channels that a search finds for the multiply-adds of widths 0.5 and 0.7, against these "
-        f"widths; nonuniform widths in training drawn from all or from {findings.DRAWN} configurations",
+        "widths; nonuniform widths in training drawn from all or from "
+        f"{findings.DRAWN} configurations",
         tuple(
             Setting(
                 f"{part}{drawn}", network, (training(network, **changes),), SEARCHED, part, kind
