@@ -18,6 +18,7 @@ from anywidth.training.gpu.kernels import (
     batch_norm_backward,
     batch_norm_forward,
     batch_norm_small,
+    crop_resize,
     depthwise_forward,
     depthwise_gradients,
     stem_convolution,
@@ -69,6 +70,8 @@ def _launch_everything(channels: int, kernel: int, stride: int) -> None:
     filters = torch.empty(ALL_CHANNELS, 3, 3, 3)
     z, _ = stem_convolution.stem_forward(picture, filters, channels, stride, 1, True)
     stem_convolution.stem_weight_gradient(picture, z, filters, stride, 1)
+    images = torch.empty(2, channels, channels, 3, dtype=torch.uint8)
+    crop_resize.crop_and_resize(torch.empty(channels, 8, dtype=torch.int64), images)
     y, terms = batch_norm_small.small_forward(x, norm)
     batch_norm_small.small_backward(x, y, terms, weight, bias, "relu")
 
