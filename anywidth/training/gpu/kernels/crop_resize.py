@@ -77,23 +77,23 @@ def crop_resize_kernel(
     middle_x, first_x, end_x, reach_x, count_x = filter_of(column_inside, crop_width, size)
     middle_y, first_y, end_y, reach_y, count_y = filter_of(row_inside, crop_height, size)
     total_x = tl.zeros((COLUMNS,), tl.float32)
-    for step in range(0, count_x):
+    for step in range(count_x):
         total_x += weight_of(first_x + step, middle_x, end_x, reach_x)
     total_y = tl.zeros((ROWS,), tl.float32)
-    for step in range(0, count_y):
+    for step in range(count_y):
         total_y += weight_of(first_y + step, middle_y, end_y, reach_y)
 
     red = tl.zeros((ROWS, COLUMNS), tl.float32)
     green = tl.zeros((ROWS, COLUMNS), tl.float32)
     blue = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for step_y in range(0, count_y):
+    for step_y in range(count_y):
         y = first_y + step_y
         share_y = (weight_of(y, middle_y, end_y, reach_y) / total_y)[:, None]
         row_ptr = levels_ptr + ((top + y) * width + left)[:, None]
         red_of_row = tl.zeros((ROWS, COLUMNS), tl.float32)
         green_of_row = tl.zeros((ROWS, COLUMNS), tl.float32)
         blue_of_row = tl.zeros((ROWS, COLUMNS), tl.float32)
-        for step_x in range(0, count_x):
+        for step_x in range(count_x):
             x = first_x + step_x
             share_x = (weight_of(x, middle_x, end_x, reach_x) / total_x)[None, :]
             place = row_ptr + x[None, :]

@@ -1,0 +1,175 @@
+"""What the training process does to decode on the GPU: from files in slots to a batch of crops."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from anywidth.app.data.folder_images import Decoded, FolderImages, Gathered
+
+logger = logging.getLogger(__name__)
+
+PARTS_AT_ONCE = 8
+"""Parts of a batch whose slots are held while they are decoded: 256 photos of ImageNet."""
+_MOST_PIXELS_AT_ONCE = 2**26
+"""Decoded, they fill 200 MB of the GPU's memory."""
+
+
+def decode_jpegs(files: list[Tensor], device: torch.device) -> list[Tensor]:
+    """Decode files to RGB, channels x height x width, on the device; it waits for the result."""
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    decoded: list[Tensor] = decode_jpeg(files, ImageReadMode.RGB, device)
+    return decoded
+
+
+class _Row(NamedTuple):
+    """An image of a batch: its place there, its row of a slot, its number, its file's header."""
+
+    place: int
+    row: tuple[int, int]
+    number: int
+    header: list[int]
+
+
+class JpegBatches:
+    """Make batches of crops from the parts that FolderJpegs returns.
+
+    All work for the GPU is on a stream of its own. Files that nvJPEG refuses are decoded by
+    `images`, one after the other, so that the damaged one is named.
+    """
+
+    def __init__(
+        self, images: FolderImages, device: torch.device, check: Callable[[Decoded], None]
+    ) -> None:
+        """`check` raises an error if it refuses the faults of a part."""
+        self.images, self.device, self.check = images, device, check
+        # Streams of high priority come from a pool of their own, so none of them captures graphs.
+        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+        self._has_warned = False
+
+    def gather(self, parts: Iterator[Decoded], sizes: Sequence[int], epoch: int) -> Gathered:
+        """One batch on the device, from the next parts, whose slots are free after this."""
+        shape, slots = self.images.slots.images.shape[2:], self.images.slots
+        colours = torch.empty((sum(sizes), slots.colours.shape[-1]))
+        kept: list[int] = []
+        corrupt: list[tuple[str, str]] = []
+        lost: set[int] = set()
+        with self._on_stream():
+            images = torch.empty((sum(sizes), *shape), dtype=torch.uint8, device=self.device)
+            for start in range(0, len(sizes), PARTS_AT_ONCE):
+                rows: list[_Row] = []
+                for _ in sizes[start : start + PARTS_AT_ONCE]:
+                    part = next(parts)
+                    self.check(part)
+                    corrupt.extend(part.corrupt)
+                    begin, filled = len(kept), len(part.indices)
+                    colours[begin : begin + filled] = slots.colours[part.slot, :filled]
+                    rows.extend(self._rows(part, begin))
+                    kept.extend(part.indices)
+                faults = self._place(rows, images, epoch)
+                corrupt.extend(fault for part in faults.values() for fault in part.corrupt)
+                lost.update(faults)
+            places = [place for place in range(len(kept)) if place not in lost]
+            images = images[places if lost else slice(len(kept))]
+            ready = None
+            if self._stream is not None:
+                ready = torch.cuda.Event()
+                ready.record(self._stream)
+        return Gathered(images, colours[places], [kept[place] for place in places], corrupt, ready)
+
+    def _on_stream(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def _rows(self, part: Decoded, start: int) -> list[_Row]:
+        headers = self.images.slots.headers[part.slot, : len(part.indices)].tolist()
+        return [
+            _Row(start + row, (part.slot, row), number, header)
+            for row, (number, header) in enumerate(zip(part.indices, headers, strict=True))
+        ]
+
+    def _place(self, rows: list[_Row], images: Tensor, epoch: int) -> dict[int, Decoded]:
+        """Put images into the batch; return the faults of those that are missing, by place."""
+        faults: dict[int, Decoded] = {}
+        ready = [row for row in rows if not row.header[0]]
+        for portion in _portions(row for row in rows if row.header[0]):
+            pictures = self._decoded(portion)
+            if pictures is not None:
+                self._crop(portion, pictures, images)
+                continue
+            for row in portion:
+                done = Decoded(row.row[0], [], [], [])
+                self.images.decode(row.number, epoch, row.row, done)
+                self.check(done)
+                if done.indices:
+                    ready.append(row)
+                else:
+                    faults[row.place] = done
+        if ready:
+            pixels = torch.stack([self.images.slots.images[row.row] for row in ready])
+            places = torch.tensor([row.place for row in ready])
+            images.index_copy_(0, self._sent(places), self._sent(pixels))
+        return faults
+
+    def _decoded(self, rows: list[_Row]) -> list[Tensor] | None:
+        """The pictures of all files, or None if the decoder refuses one of them."""
+        files = [self.images.slots.memory[row.row][: row.header[0]] for row in rows]
+        if self._stream is not None:
+            # nvJPEG writes on a stream that does not wait for ours, into memory that torchvision
+            # takes from ours: what it held before must be out of use.
+            self._stream.synchronize()
+        try:
+            pictures = decode_jpegs(files, self.device)
+        except RuntimeError as error:
+            self._warn(len(rows), str(error).splitlines()[0])
+            return None
+        sizes = [(3, row.header[2], row.header[1]) for row in rows]
+        if [picture.shape for picture in pictures] != sizes:
+            self._warn(len(rows), "a picture has another size than its header says")
+            return None
+        return pictures
+
+    def _warn(self, count: int, reason: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the GPU's decoder refused one of %d files, which are decoded on the CPU (%s); "
+                "later refusals are not shown",
+                count,
+                reason,
+            )
+
+    def _crop(self, rows: list[_Row], pictures: list[Tensor], images: Tensor) -> None:
+        """Launch the kernel; pictures may be freed then, as long as the stream is this one."""
+        from anywidth.training.gpu.kernels.crop_resize import crop_and_resize
+
+        table = [
+            [picture.data_ptr(), row.place, *row.header[1:]]
+            for row, picture in zip(rows, pictures, strict=True)
+        ]
+        crop_and_resize(self._sent(torch.tensor(table)), images)
+
+    def _sent(self, tensor: Tensor) -> Tensor:
+        if self._stream is None:
+            return tensor
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+
+def _portions(rows: Iterable[_Row]) -> Iterator[list[_Row]]:
+    """As many rows at a time as fit into memory when they are decoded."""
+    portion: list[_Row] = []
+    pixels = 0
+    for row in rows:
+        _, width, height, *_ = row.header
+        if portion and pixels + width * height > _MOST_PIXELS_AT_ONCE:
+            yield portion
+            portion, pixels = [], 0
+        portion.append(row)
+        pixels += width * height
+    if portion:
+        yield portion
