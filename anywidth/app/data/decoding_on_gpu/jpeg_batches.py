@@ -24,8 +24,8 @@ def decode_jpegs(files: list[Tensor], device: torch.device) -> list[Tensor]:
     """Decode files to RGB, channels x height x width, on the device; it waits for the result."""
     from torchvision.io import ImageReadMode, decode_jpeg
 
-    decoded: list[Tensor] = decode_jpeg(files, ImageReadMode.RGB, device)
-    return decoded
+    pictures: list[Tensor] = decode_jpeg(files, ImageReadMode.RGB, device)
+    return [picture.contiguous() for picture in pictures]  # as they are on a GPU
 
 
 class _Row(NamedTuple):
