@@ -43,9 +43,12 @@ class ReadAhead(Generic[Item]):
             self._changed.wait_for(lambda: self._made)
             item = self._made.popleft()
             self._changed.notify()
-        if isinstance(item, _Failed):
+        if not isinstance(item, _Failed):
+            return item
+        try:
             raise item.error
-        return item
+        finally:
+            del item  # which would hold the error, and the error this frame
 
     def end(self) -> bool:
         """Stop at the next input or item; false if none comes soon, as from a stopped worker."""
