@@ -71,7 +71,7 @@ class Slots:
         rows, pixels = images_per_part(size, file_bytes), 3 * size * size
         self.memory = torch.empty((count, rows, max(pixels, file_bytes)), dtype=torch.uint8)
         self.colours = torch.empty((count, rows, COLOURS))
-        self.headers = torch.zeros((count, rows if file_bytes else 0, FIELDS), dtype=torch.int64)
+        self.headers = torch.zeros((count, rows, FIELDS), dtype=torch.int64)
         if is_shared:
             try:
                 for part in (self.memory, self.colours, self.headers):

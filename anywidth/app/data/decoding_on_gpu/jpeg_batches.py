@@ -36,12 +36,16 @@ class _Row(NamedTuple):
     number: int
     header: list[int]
 
+    @property
+    def picture_shape(self) -> tuple[int, int, int]:
+        return 3, self.header[2], self.header[1]
+
 
 class JpegBatches:
     """Make batches of crops from the parts that FolderJpegs returns.
 
-    All work for the GPU is on a stream of its own. Files that nvJPEG refuses are decoded by
-    `images`, one after the other, so that the damaged one is named.
+    All work for the GPU is on a stream of its own. A file that nvJPEG refuses is decoded by
+    `images`, which says what is wrong with it.
     """
 
     def __init__(
@@ -97,50 +101,57 @@ class JpegBatches:
         """Put images into the batch; return the faults of those that are missing, by place."""
         faults: dict[int, Decoded] = {}
         ready = [row for row in rows if not row.header[0]]
+        refused: list[_Row] = []
         for portion in _portions(row for row in rows if row.header[0]):
-            pictures = self._decoded(portion)
-            if pictures is not None:
-                self._crop(portion, pictures, images)
-                continue
-            for row in portion:
-                done = Decoded(row.row[0], [], [], [])
-                self.images.decode(row.number, epoch, row.row, done)
-                self.check(done)
-                if done.indices:
-                    ready.append(row)
-                else:
-                    faults[row.place] = done
+            refused.extend(self._decode(portion, images))
+        for row in refused:
+            done = Decoded(row.row[0], [], [], [])
+            self.images.decode(row.number, epoch, row.row, done)
+            self.check(done)
+            if done.indices:
+                ready.append(row)
+            else:
+                faults[row.place] = done
         if ready:
             pixels = torch.stack([self.images.slots.images[row.row] for row in ready])
             places = torch.tensor([row.place for row in ready])
             images.index_copy_(0, self._sent(places), self._sent(pixels))
         return faults
 
-    def _decoded(self, rows: list[_Row]) -> list[Tensor] | None:
-        """The pictures of all files, or None if the decoder refuses one of them."""
-        files = [self.images.slots.memory[row.row][: row.header[0]] for row in rows]
+    def _decode(self, rows: list[_Row], images: Tensor) -> list[_Row]:
+        """Decode files and put their crops into the batch; return those that the GPU refuses.
+
+        They are found by halves, because the decoder does not say which it refuses. After an error
+        it may still write to memory that is free by now. The next call, for a half, waits for that.
+        """
+        slots = self.images.slots
+        files = [slots.memory[row.row][: row.header[0]] for row in rows]
         if self._stream is not None:
-            # nvJPEG writes on a stream that does not wait for ours, into memory that torchvision
-            # takes from ours: what it held before must be out of use.
+            # The decoder's stream does not wait for ours, but it writes to memory that torchvision
+            # takes from ours, so whatever used that memory must be done.
             self._stream.synchronize()
         try:
             pictures = decode_jpegs(files, self.device)
+            reason = "its size is not that of its header"
         except RuntimeError as error:
-            self._warn(len(rows), str(error).splitlines()[0])
-            return None
-        sizes = [(3, row.header[2], row.header[1]) for row in rows]
-        if [picture.shape for picture in pictures] != sizes:
-            self._warn(len(rows), "a picture has another size than its header says")
-            return None
-        return pictures
+            pictures, reason = [], str(error).splitlines()[0]
+        if [picture.shape for picture in pictures] == [row.picture_shape for row in rows]:
+            self._crop(rows, pictures, images)
+            return []
+        if len(rows) == 1:
+            self._warn(rows[0], reason)
+            return rows
+        half = len(rows) // 2
+        return self._decode(rows[:half], images) + self._decode(rows[half:], images)
 
-    def _warn(self, count: int, reason: str) -> None:
+    def _warn(self, row: _Row, reason: str) -> None:
         if not self._has_warned:
             self._has_warned = True
+            path = self.images.files.path(row.number)
             logger.warning(
-                "the GPU's decoder refused one of %d files, which are decoded on the CPU (%s); "
-                "later refusals are not shown",
-                count,
+                "%s is decoded on the CPU, because the GPU's decoder refuses it (%s); more such "
+                "files are not named",
+                path,
                 reason,
             )
 

@@ -1,4 +1,4 @@
-"""Training images as a GPU decodes them, on the CPU: torchvision's decoder, Triton's interpreter."""
+"""Images as a GPU decodes them, here by torchvision on the CPU and by Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_damaged_files_are_skipped_and_named_if_asked(
     assert loader.corrupt == other.corrupt
     assert len(loader.corrupt) == 3
     refused, *others = caplog.messages
-    assert "refused" in refused
+    assert "refuses" in refused
     assert len(others) == 2
     assert sorted(others[0]) == sorted(others[1])
 
@@ -283,7 +283,7 @@ def test_what_the_decoder_refuses_is_decoded_by_the_cpu(
     files = scan_split(image_folder, "train")
     assert_same(list(make(files).epoch(1)), list(by_cpu(files).epoch(1)), 0)
     (message,) = caplog.messages
-    assert "refused" in message
+    assert "refuses" in message
 
 
 @forks
