@@ -139,9 +139,10 @@ class FolderLoader(ImageLoader):
             )
         self._requests.epoch, self._requests.start = epoch, start
         skipped: list[str] = []
-        gather = self._gathered if self._obstacle else self._gathered_ahead
-        for gathered in gather(epoch, range(start, len(self))):
-            yield self._assemble(gathered, skipped)
+        steps = range(start, len(self))
+        batches = (self._gathered if self._obstacle else self._gathered_ahead)(epoch, steps)
+        for _ in steps:
+            yield self._assemble(next(batches), skipped)
             if self._epoch_under_way is not token:
                 raise AnywidthError(
                     f"epoch {epoch} was not finished when another epoch of the same loader "

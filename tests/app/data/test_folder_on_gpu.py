@@ -120,6 +120,8 @@ def test_graphs_are_captured_while_images_are_decoded(photos: ImageFiles) -> Non
     loader = make(photos, positions=torch.arange(COUNT).repeat(8))
     quiet = kept(loader.epoch(2))
     stream, weight = torch.cuda.Stream(), torch.randn(512, 512, device="cuda")
+    with torch.cuda.stream(stream):
+        torch.tanh(weight @ weight)  # what the first product prepares cannot be captured
     held: list[tuple[torch.cuda.CUDAGraph, Tensor]] = []
     found: Batches = []
     for images, labels in loader.epoch(2):

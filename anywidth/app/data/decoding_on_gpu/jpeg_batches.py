@@ -28,6 +28,14 @@ def decode_jpegs(files: list[Tensor], device: torch.device) -> list[Tensor]:
     return [picture.contiguous() for picture in pictures]  # as they are on a GPU
 
 
+def own_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """A stream for decoding; None on a CPU, where everything is done in turn.
+
+    Streams of high priority come from a pool of their own, so it is never one that captures graphs.
+    """
+    return torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+
+
 class _Row(NamedTuple):
     """An image of a batch: its place there, its row of a slot, its number, its file's header."""
 
@@ -53,8 +61,7 @@ class JpegBatches:
     ) -> None:
         """`check` raises an error if it refuses the faults of a part."""
         self.images, self.device, self.check = images, device, check
-        # Streams of high priority come from a pool of their own, so none of them captures graphs.
-        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+        self._stream = own_stream(device)
         self._has_warned = False
 
     def gather(self, parts: Iterator[Decoded], sizes: Sequence[int], epoch: int) -> Gathered:

@@ -10,7 +10,8 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 Input = TypeVar("Input")
-_ENDING_SECONDS = 5.0
+_ENDING_SECONDS = 10.0
+"""A DataLoader takes 5 seconds to notice in a thread that a worker is gone."""
 
 
 class ReadAhead(Generic[Item]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import multiprocessing
@@ -99,10 +100,19 @@ def truncate(path: Path) -> Path:
 # ---- the images ----------------------------------------------------------------------------------
 
 
-def test_images_are_those_of_the_cpu(image_folder: Path, decoded: list[int]) -> None:
+def test_images_are_those_of_the_cpu(
+    image_folder: Path, decoded: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
     files = scan_split(image_folder, "train")
-    assert_same(list(make(files).epoch(2)), list(by_cpu(files).epoch(2)))
-    assert sorted(decoded) == sorted(files.path(n).stat().st_size for n in range(12))
+    loader, other = make(files), by_cpu(files)
+    with caplog.at_level(logging.INFO, logger="anywidth"):
+        assert_same(list(loader.epoch(2)), list(other.epoch(2)))
+        next(loader.epoch(3))
+    assert caplog.messages == [
+        f"images of {files.folder} are decoded by the GPU",
+        f"images of {files.folder} are decoded by the CPU (decoding on a GPU is switched off)",
+    ]
+    assert sorted(decoded[:12]) == sorted(files.path(n).stat().st_size for n in range(12))
 
 
 def test_crops_are_drawn_as_by_the_cpu(image_folder: Path) -> None:
@@ -301,6 +311,45 @@ def test_another_error_of_the_decoder_ends_the_epoch(
         with pytest.raises(ValueError, match="no such mode"):
             list(loader.epoch(0))
     assert_same(list(loader.epoch(1)), list(by_cpu(files).epoch(1)))
+
+
+def test_streams_wait_for_each_other(image_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU is asked for: a batch in four portions, which is handed over."""
+    done: list[str] = []
+
+    class Stream:
+        def synchronize(self) -> None:
+            done.append("wait for memory")
+
+        def wait_event(self, event: object) -> None:
+            done.append("wait for the batch")
+
+    class Event:
+        def record(self, stream: Stream) -> None:
+            done.append("batch is ready")
+
+    def note(name: str) -> None:
+        called = getattr(jpeg_batches.JpegBatches, name)
+
+        def noted(*arguments: object) -> object:
+            done.append(name)
+            return called(*arguments)
+
+        monkeypatch.setattr(jpeg_batches.JpegBatches, name, noted)
+
+    note("_crop")
+    monkeypatch.setattr(jpeg_batches, "own_stream", lambda device: Stream())
+    monkeypatch.setattr(jpeg_batches, "_MOST_PIXELS_AT_ONCE", 3 * 40 * 30)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: done.append("keep memory"))
+    files = scan_split(image_folder, "train")
+    found = list(make(files, batch_size=12))
+    portions = ["wait for memory", "_crop"] * 4
+    assert done == [*portions, "batch is ready", "wait for the batch", "keep memory"]
+    assert len(found) == 1
 
 
 def test_an_epoch_ends_when_another_begins(image_folder: Path) -> None:
