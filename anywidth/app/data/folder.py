@@ -1,4 +1,4 @@
-"""Batches from a folder of image files in ImageNet's layout, decoded by worker processes."""
+"""Batches from a folder of image files in ImageNet's layout, decoded by workers or a GPU."""
 
 import logging
 import signal
@@ -44,7 +44,7 @@ class FolderLoader(ImageLoader):
     """Yield normalised (images, labels) batches of image files.
 
     Workers decode, crop and resize; colours and mirroring follow on ``device``, per batch. If
-    `decoding_on_gpu` is switched on and possible, the GPU does all of it for training images. The
+    `decoding_on_gpu` is switched on and possible, the device decodes training images too. The
     order is drawn from (seed, epoch), and the augmentation of an image from (seed, epoch, index),
     so that ranks, workers and a resumed epoch agree. Batches are split as in DeviceLoader.
 
@@ -104,8 +104,11 @@ class FolderLoader(ImageLoader):
         self._ahead: ReadAhead[Gathered] | None = None
 
     @cached_property
-    def _decoding(self) -> tuple[DataLoader[Decoded], FolderImages]:
-        """The workers and what they do, with the memory they share, made when first needed."""
+    def _decoding(self) -> tuple[DataLoader[Decoded], Slots, JpegBatches]:
+        """The workers, the memory they share, and what a GPU does with it; made when first needed.
+
+        None of them refers to this loader, so that they end with it at once.
+        """
         slots = Slots(self._requests.slots, self.size, self.workers > 0, self._file_bytes)
         options = (slots, self.size, self.resize, self.augmentation, self.order.seed)
         images = FolderImages(self.files, *options)
@@ -123,7 +126,7 @@ class FolderLoader(ImageLoader):
             # Otherwise it would draw from the global generator at every epoch.
             generator=torch.Generator(),
         )
-        return decoded, images
+        return decoded, slots, JpegBatches(images, self.device, self.skip_corrupt)
 
     def paths(self) -> Iterator[Path]:
         """The files that this loader reads."""
@@ -154,15 +157,14 @@ class FolderLoader(ImageLoader):
 
     def _gathered(self, epoch: int, steps: range) -> Iterator[Gathered]:
         """The batches of an epoch as workers decode them."""
-        decoded, images = self._decoding
+        decoded, slots, _ = self._decoding
         parts = decoding_workers.watched(decoded)
         for step in steps:
-            yield self._gather(parts, self._requests.parts(step), images.slots)
+            yield self._gather(parts, self._requests.parts(step), slots)
 
     def _gathered_ahead(self, epoch: int, steps: range) -> Iterator[Gathered]:
         """The batches of an epoch as the GPU decodes them, in a thread of its own."""
-        decoded, images = self._decoding
-        batches = JpegBatches(images, self.device, self._refuse_faults)
+        decoded, _, batches = self._decoding
         with decoding_workers.watching(decoded) as parts:
             ahead = self._ahead = ReadAhead[Gathered](_BATCHES_AHEAD)
             parts = ahead.until_ended(parts)
@@ -183,7 +185,7 @@ class FolderLoader(ImageLoader):
         corrupt: list[tuple[str, str]] = []
         for _ in sizes:
             part = next(parts)
-            self._refuse_faults(part)
+            part.refuse_faults(self.skip_corrupt)
             corrupt.extend(part.corrupt)
             filled, start = len(part.indices), len(kept)
             images[start : start + filled] = slots.images[part.slot, :filled]
@@ -218,20 +220,6 @@ class FolderLoader(ImageLoader):
         changes = self._to_device(colour_changes(colours, self.augmentation))
         levels = augment(images, changes, self.augmentation)
         return normalize(levels, 255 * self._mean, 255 * self._std)
-
-    def _refuse_faults(self, part: Decoded) -> None:
-        if part.unreadable:
-            path, reason = part.unreadable[0]
-            raise AnywidthError(
-                f"{path} cannot be read ({reason}), but it existed when the loader was made: check "
-                "the disk and the file's permissions"
-            )
-        if part.corrupt and not self.skip_corrupt:
-            path, reason = part.corrupt[0]
-            raise AnywidthError(
-                f"{path} is not a whole image ({reason}): replace or remove it, or skip such "
-                "files with --skip-corrupt"
-            )
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         """Copy on a separate stream, so that the next batch arrives while the GPU computes."""

@@ -45,6 +45,21 @@ class Decoded(NamedTuple):
     corrupt: list[tuple[str, str]]
     unreadable: list[tuple[str, str]]
 
+    def refuse_faults(self, skip_corrupt: bool) -> None:
+        """Raise an error that names the first file that cannot be read, or skipped."""
+        if self.unreadable:
+            path, reason = self.unreadable[0]
+            raise AnywidthError(
+                f"{path} cannot be read ({reason}), but it existed when the loader was made: check "
+                "the disk and the file's permissions"
+            )
+        if self.corrupt and not skip_corrupt:
+            path, reason = self.corrupt[0]
+            raise AnywidthError(
+                f"{path} is not a whole image ({reason}): replace or remove it, or skip such "
+                "files with --skip-corrupt"
+            )
+
 
 class Gathered(NamedTuple):
     """A batch before colours and mirroring: images, numbers, indices, faults of the others.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -52,17 +53,17 @@ class _Row(NamedTuple):
 class JpegBatches:
     """Make batches of crops from the parts that FolderJpegs returns.
 
-    All work for the GPU is on a stream of its own. A file that nvJPEG refuses is decoded by
-    `images`, which says what is wrong with it.
+    All work for the GPU is on a stream of its own, always the same, because PyTorch keeps memory
+    for each stream. A file that nvJPEG refuses is decoded by `images`, which says what is wrong.
     """
 
-    def __init__(
-        self, images: FolderImages, device: torch.device, check: Callable[[Decoded], None]
-    ) -> None:
-        """`check` raises an error if it refuses the faults of a part."""
-        self.images, self.device, self.check = images, device, check
-        self._stream = own_stream(device)
+    def __init__(self, images: FolderImages, device: torch.device, skip_corrupt: bool) -> None:
+        self.images, self.device, self.skip_corrupt = images, device, skip_corrupt
         self._has_warned = False
+
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream | None:
+        return own_stream(self.device)
 
     def gather(self, parts: Iterator[Decoded], sizes: Sequence[int], epoch: int) -> Gathered:
         """One batch on the device, from the next parts, whose slots are free after this."""
@@ -77,7 +78,7 @@ class JpegBatches:
                 rows: list[_Row] = []
                 for _ in sizes[start : start + PARTS_AT_ONCE]:
                     part = next(parts)
-                    self.check(part)
+                    part.refuse_faults(self.skip_corrupt)
                     corrupt.extend(part.corrupt)
                     begin, filled = len(kept), len(part.indices)
                     colours[begin : begin + filled] = slots.colours[part.slot, :filled]
@@ -107,21 +108,21 @@ class JpegBatches:
     def _place(self, rows: list[_Row], images: Tensor, epoch: int) -> dict[int, Decoded]:
         """Put images into the batch; return the faults of those that are missing, by place."""
         faults: dict[int, Decoded] = {}
-        ready = [row for row in rows if not row.header[0]]
+        by_cpu = [row for row in rows if not row.header[0]]
         refused: list[_Row] = []
         for portion in _portions(row for row in rows if row.header[0]):
             refused.extend(self._decode(portion, images))
         for row in refused:
             done = Decoded(row.row[0], [], [], [])
             self.images.decode(row.number, epoch, row.row, done)
-            self.check(done)
+            done.refuse_faults(self.skip_corrupt)
             if done.indices:
-                ready.append(row)
+                by_cpu.append(row)
             else:
                 faults[row.place] = done
-        if ready:
-            pixels = torch.stack([self.images.slots.images[row.row] for row in ready])
-            places = torch.tensor([row.place for row in ready])
+        if by_cpu:
+            pixels = torch.stack([self.images.slots.images[row.row] for row in by_cpu])
+            places = torch.tensor([row.place for row in by_cpu])
             images.index_copy_(0, self._sent(places), self._sent(pixels))
         return faults
 

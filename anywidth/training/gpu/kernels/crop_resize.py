@@ -26,20 +26,20 @@ _COLUMNS = 32
 def filter_of(position, whole, size):
     """Of output pixels: the middle, the first pixel and the end of what each is made of.
 
-    Also the reach of the filter to each side, and the largest number of pixels that it covers.
+    Also the slope of the filter, and the largest number of pixels that it covers.
     """
     scale = whole.to(tl.float32) / size
     reach = tl.maximum(scale, 1.0)
     middle = (position + 0.5) * scale
     first = tl.maximum((middle - reach + 0.5).to(tl.int32), 0)
     end = tl.minimum((middle + reach + 0.5).to(tl.int32), whole)
-    return middle, first, end, reach, (2 * reach).to(tl.int32) + 1
+    return middle, first, end, 1.0 / reach, (2 * reach).to(tl.int32) + 1
 
 
 @triton.jit
-def weight_of(pixel, middle, end, reach):
+def weight_of(pixel, middle, end, slope):
     """The height of the triangle at the middle of a pixel; nothing beyond the crop."""
-    height = 1.0 - tl.abs(pixel + 0.5 - middle) / reach
+    height = 1.0 - tl.abs(pixel + 0.5 - middle) * slope
     return tl.where(pixel < end, tl.maximum(height, 0.0), 0.0)
 
 
@@ -74,28 +74,29 @@ def crop_resize_kernel(
     column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
     # A tile that reaches beyond the image repeats its last pixels and does not store them.
     column_inside, row_inside = tl.minimum(column, size - 1), tl.minimum(row, size - 1)
-    middle_x, first_x, end_x, reach_x, count_x = filter_of(column_inside, crop_width, size)
-    middle_y, first_y, end_y, reach_y, count_y = filter_of(row_inside, crop_height, size)
+    middle_x, first_x, end_x, slope_x, count_x = filter_of(column_inside, crop_width, size)
+    middle_y, first_y, end_y, slope_y, count_y = filter_of(row_inside, crop_height, size)
     total_x = tl.zeros((COLUMNS,), tl.float32)
     for step in range(count_x):
-        total_x += weight_of(first_x + step, middle_x, end_x, reach_x)
+        total_x += weight_of(first_x + step, middle_x, end_x, slope_x)
     total_y = tl.zeros((ROWS,), tl.float32)
     for step in range(count_y):
-        total_y += weight_of(first_y + step, middle_y, end_y, reach_y)
+        total_y += weight_of(first_y + step, middle_y, end_y, slope_y)
+    unit_x, unit_y = 1.0 / total_x, 1.0 / total_y
 
     red = tl.zeros((ROWS, COLUMNS), tl.float32)
     green = tl.zeros((ROWS, COLUMNS), tl.float32)
     blue = tl.zeros((ROWS, COLUMNS), tl.float32)
     for step_y in range(count_y):
         y = first_y + step_y
-        share_y = (weight_of(y, middle_y, end_y, reach_y) / total_y)[:, None]
+        share_y = (weight_of(y, middle_y, end_y, slope_y) * unit_y)[:, None]
         row_ptr = levels_ptr + ((top + y) * width + left)[:, None]
         red_of_row = tl.zeros((ROWS, COLUMNS), tl.float32)
         green_of_row = tl.zeros((ROWS, COLUMNS), tl.float32)
         blue_of_row = tl.zeros((ROWS, COLUMNS), tl.float32)
         for step_x in range(count_x):
             x = first_x + step_x
-            share_x = (weight_of(x, middle_x, end_x, reach_x) / total_x)[None, :]
+            share_x = (weight_of(x, middle_x, end_x, slope_x) * unit_x)[None, :]
             place = row_ptr + x[None, :]
             inside = (y < end_y)[:, None] & (x < end_x)[None, :]
             red_of_row += share_x * tl.load(place, mask=inside, other=0).to(tl.float32)

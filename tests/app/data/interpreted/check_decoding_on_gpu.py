@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,7 +119,7 @@ def test_images_are_those_of_the_cpu(
 def test_crops_are_drawn_as_by_the_cpu(image_folder: Path) -> None:
     files = scan_split(image_folder, "train")
     loader = make(files)
-    decoded, _ = loader._decoding
+    decoded, *_ = loader._decoding
     found = decoded.dataset[folder_images.Request(1, 5, [3, 0, 8])]  # type: ignore[index]
     assert found.indices == [3, 0, 8]
     for row, index in enumerate(found.indices):
@@ -374,9 +375,16 @@ def test_an_epoch_that_is_left_leaves_no_thread(image_folder: Path) -> None:
     assert threads() == before
     batches = loader.epoch(1)
     next(batches)
-    del batches, loader
-    gc.collect()
-    assert threads() == before
+    gc.disable()
+    try:
+        workers = set(multiprocessing.active_children())
+        freed = weakref.ref(loader)
+        del batches, loader
+        assert freed() is None
+        assert threads() == before
+        assert len(workers - set(multiprocessing.active_children())) == 1
+    finally:
+        gc.enable()
 
 
 def begun(folder: Path) -> tuple[Iterator[object], multiprocessing.process.BaseProcess]:
