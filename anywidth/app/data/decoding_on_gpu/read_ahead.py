@@ -53,6 +53,8 @@ class ReadAhead(Generic[Item]):
 
     def end(self) -> bool:
         """Stop at the next input or item; false if none comes soon, as from a stopped worker."""
+        if self._is_ended and not self._thread.is_alive():
+            return True  # also while Python takes modules apart
         with self._changed:
             self._is_ended = True
             self._made.clear()
