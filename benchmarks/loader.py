@@ -6,7 +6,10 @@ At 32 px the data set is on the device: the time to crop, augment and normalise 
 with the step. For image folders, the script makes JPEG files of ImageNet's usual size (500 x 375
 px) and times the loader, the step, and both together. It also counts the processor time per image
 of the workers and of the training process, beside those of torchvision's transforms in workers;
-`--only-cost` counts nothing else, and needs no GPU.
+`--only-cost` counts nothing else, and needs no GPU. `--decode-on-gpu` times image folders alone,
+decoded by the workers and by the GPU:
+
+    python3 -m benchmarks.loader --decode-on-gpu --workers 16
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 import anywidth as aw
-from anywidth.app.data import image_reading
+from anywidth.app.data import decoding_on_gpu, image_reading
 from anywidth.app.data.arrays import ImageArrays
 from anywidth.app.data.augment import Augmentation, normalize
 from anywidth.app.data.folder import IMAGENET_MEAN, IMAGENET_STD, FolderLoader
@@ -147,10 +150,25 @@ def write_pictures(folder: Path, count: int, width: int = 500) -> float:
     return statistics.mean(sizes)
 
 
+def decoded_both_ways(
+    device: torch.device, batch: int, count: int, workers: int, pictures: int
+) -> list[dict[str, Any]]:
+    """224 px: files decoded by the GPU, then by worker processes."""
+    rows = []
+    for by_gpu in (True, False):
+        with patch.object(decoding_on_gpu, "DECODES_ON_GPU", by_gpu):
+            obstacle = decoding_on_gpu.obstacle(device)
+            if by_gpu and obstacle:
+                raise SystemExit(f"the GPU cannot decode: {obstacle}")
+            row = from_a_folder(device, batch, count, workers, pictures)
+        rows.append({**row, "decoded by": "the GPU" if by_gpu else "workers"})
+    return rows
+
+
 def from_a_folder(
     device: torch.device, batch: int, count: int, workers: int, pictures: int
 ) -> dict[str, Any]:
-    """224 px: files decoded by worker processes."""
+    """224 px: files decoded by worker processes, or by the GPU if that is switched on."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         size = write_pictures(folder, pictures)
@@ -319,17 +337,23 @@ def main() -> None:
     parser.add_argument(
         "--photo-width", type=int, default=500, help="px, of the photos that time is counted for"
     )
+    parser.add_argument(
+        "--decode-on-gpu", action="store_true", help="time folders only, decoded in both ways"
+    )
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rows: list[dict[str, Any]] = []
-    if not arguments.only_cost:
+    sizes = arguments.large_batch, arguments.batches, arguments.workers, arguments.pictures
+    if arguments.decode_on_gpu:
+        rows += decoded_both_ways(device, *sizes)
+    elif not arguments.only_cost:
         rows += on_the_device(device, arguments.small_batch, arguments.batches)
-        sizes = arguments.large_batch, arguments.batches
-        rows.append(from_a_folder(device, *sizes, arguments.workers, arguments.pictures))
-    with tempfile.TemporaryDirectory() as name:
-        write_pictures(Path(name), arguments.pictures, arguments.photo_width)
-        workers = 1 if arguments.only_cost else arguments.workers
-        rows += cost_rows(Path(name), device, arguments.large_batch, workers)
+        rows.append(from_a_folder(device, *sizes))
+    if not arguments.decode_on_gpu:
+        with tempfile.TemporaryDirectory() as name:
+            write_pictures(Path(name), arguments.pictures, arguments.photo_width)
+            workers = 1 if arguments.only_cost else arguments.workers
+            rows += cost_rows(Path(name), device, arguments.large_batch, workers)
     for row in rows:
         print("  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{v}" for k, v in row.items()))
     record = {**circumstances(device), "cores": os.cpu_count(), "rows": rows}

@@ -36,8 +36,18 @@ def default_workers() -> int:
 
 def watched(loader: DataLoader[Any]) -> Iterator[Any]:
     """The batches of a loader whose workers are kept between epochs."""
+    with watching(loader) as batches:
+        yield from batches
+
+
+@contextlib.contextmanager
+def watching(loader: DataLoader[Any]) -> Iterator[Iterator[Any]]:
+    """An epoch of such a loader. Its batches may be read in another thread.
+
+    An error that a stopped or killed worker causes within the context says so.
+    """
     if loader.num_workers == 0:
-        yield from loader
+        yield iter(loader)
         return
     # The first time, workers are forked, which is safer before there is another thread.
     batches = iter(loader) if loader._iterator is None else None
@@ -46,7 +56,7 @@ def watched(loader: DataLoader[Any]) -> Iterator[Any]:
     watch = threading.Thread(target=_kill_stopped, args=(loader, killed, is_over), daemon=True)
     watch.start()
     try:
-        yield from loader if batches is None else batches
+        yield iter(loader) if batches is None else batches
     except (RuntimeError, OSError, EOFError) as error:  # a killed worker causes any of them
         if killed:
             raise AnywidthError(

@@ -1,4 +1,4 @@
-"""Batches from a folder of image files in ImageNet's layout, decoded by worker processes."""
+"""Batches from a folder of image files in ImageNet's layout, decoded by workers or a GPU."""
 
 import logging
 import signal
@@ -12,10 +12,20 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
-from anywidth.app.data import decoding_workers
+from anywidth.app.data import decoding_on_gpu, decoding_workers
 from anywidth.app.data.augment import normalize
+from anywidth.app.data.decoding_on_gpu.jpeg_batches import PARTS_AT_ONCE, JpegBatches
+from anywidth.app.data.decoding_on_gpu.jpeg_files import FolderJpegs, room_for_files
+from anywidth.app.data.decoding_on_gpu.read_ahead import ReadAhead
 from anywidth.app.data.folder_augment import COLOURS, augment, colour_changes
-from anywidth.app.data.folder_images import Decoded, FolderImages, Request, Slots, images_per_part
+from anywidth.app.data.folder_images import (
+    Decoded,
+    FolderImages,
+    Gathered,
+    Request,
+    Slots,
+    images_per_part,
+)
 from anywidth.app.data.image_files import ImageFiles
 from anywidth.app.data.order import BatchOrder, ImageLoader
 from anywidth.errors import AnywidthError, few_of
@@ -26,12 +36,15 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 _PARTS_AHEAD = 3
 """How many parts of batches each worker may have in work or ready."""
+_BATCHES_AHEAD = 2
+"""How many batches decoded on a GPU may be ready."""
 
 
 class FolderLoader(ImageLoader):
     """Yield normalised (images, labels) batches of image files.
 
-    Workers decode, crop and resize; colours and mirroring follow on ``device``, per batch. The
+    Workers decode, crop and resize; colours and mirroring follow on ``device``, per batch. If
+    `decoding_on_gpu` is switched on and possible, the device decodes training images too. The
     order is drawn from (seed, epoch), and the augmentation of an image from (seed, epoch, index),
     so that ranks, workers and a resumed epoch agree. Batches are split as in DeviceLoader.
 
@@ -72,21 +85,38 @@ class FolderLoader(ImageLoader):
         self.corrupt: dict[str, str] = {}
         self._on_cuda = self.device.type == "cuda"
         self._copies = torch.cuda.Stream(self.device) if self._on_cuda else None
+        # Only training shuffles; calibration may augment too.
+        is_training = self.augmentation is not None and self.order.shuffle
+        self._obstacle: str | None = "they are not trained on"
+        if is_training:
+            self._obstacle = decoding_on_gpu.obstacle(self.device)
+        self._file_bytes, held = 0, 1
+        if self._obstacle is None:
+            self._file_bytes, held = room_for_files(self.files), PARTS_AT_ONCE
         self._requests = _Requests(
-            self.order, self.positions, images_per_part(self.size), _PARTS_AHEAD * self.workers + 1
+            self.order,
+            self.positions,
+            images_per_part(self.size, self._file_bytes),
+            _PARTS_AHEAD * self.workers + held,
         )
         self.__dict__.pop("_decoding", None)  # of the loader that this is a subset of
         self._epoch_under_way = object()
+        self._ahead: ReadAhead[Gathered] | None = None
 
     @cached_property
-    def _decoding(self) -> tuple[DataLoader[Decoded], Slots]:
-        """The workers and the memory they share, made when they are first needed."""
-        slots = Slots(self._requests.slots, self.size, is_shared=self.workers > 0)
-        images = FolderImages(
-            self.files, slots, self.size, self.resize, self.augmentation, self.order.seed
-        )
+    def _decoding(self) -> tuple[DataLoader[Decoded], Slots, JpegBatches]:
+        """The workers, the memory they share, and what a GPU does with it; made when first needed.
+
+        None of them refers to this loader, so that they end with it at once.
+        """
+        slots = Slots(self._requests.slots, self.size, self.workers > 0, self._file_bytes)
+        options = (slots, self.size, self.resize, self.augmentation, self.order.seed)
+        images = FolderImages(self.files, *options)
+        if self.augmentation is not None:
+            way = f"by the CPU ({self._obstacle})" if self._obstacle else "by the GPU"
+            logger.info("images of %s are decoded %s", self.files.folder, way)
         decoded: DataLoader[Decoded] = DataLoader(
-            images,
+            images if self._obstacle else FolderJpegs(self.files, *options),
             batch_size=None,  # a request is a part of a batch already
             sampler=self._requests,
             num_workers=self.workers,
@@ -96,7 +126,7 @@ class FolderLoader(ImageLoader):
             # Otherwise it would draw from the global generator at every epoch.
             generator=torch.Generator(),
         )
-        return decoded, slots
+        return decoded, slots, JpegBatches(images, self.device, self.skip_corrupt)
 
     def paths(self) -> Iterator[Path]:
         """The files that this loader reads."""
@@ -105,12 +135,17 @@ class FolderLoader(ImageLoader):
 
     def _batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         token = self._epoch_under_way = object()
+        if self._ahead is not None and not self._ahead.end():
+            raise AnywidthError(
+                f"epoch {epoch} cannot start, because a worker process still decodes images of "
+                "the epoch before: continue the run with --resume"
+            )
         self._requests.epoch, self._requests.start = epoch, start
         skipped: list[str] = []
-        decoded, slots = self._decoding
-        parts = decoding_workers.watched(decoded)
-        for step in range(start, len(self)):
-            yield self._assemble(parts, self._requests.parts(step), slots, skipped)
+        steps = range(start, len(self))
+        batches = (self._gathered if self._obstacle else self._gathered_ahead)(epoch, steps)
+        for _ in steps:
+            yield self._assemble(next(batches), skipped)
             if self._epoch_under_way is not token:
                 raise AnywidthError(
                     f"epoch {epoch} was not finished when another epoch of the same loader "
@@ -120,10 +155,29 @@ class FolderLoader(ImageLoader):
             images = "1 corrupt image" if len(skipped) == 1 else f"{len(skipped)} corrupt images"
             logger.warning("skipped %s in epoch %d: %s", images, epoch, few_of(skipped))
 
-    def _assemble(
-        self, parts: Iterator[Decoded], sizes: Sequence[int], slots: Slots, skipped: list[str]
-    ) -> tuple[Tensor, Tensor]:
-        """One batch on the device, from the next parts, whose slots are free after this."""
+    def _gathered(self, epoch: int, steps: range) -> Iterator[Gathered]:
+        """The batches of an epoch as workers decode them."""
+        decoded, slots, _ = self._decoding
+        parts = decoding_workers.watched(decoded)
+        for step in steps:
+            yield self._gather(parts, self._requests.parts(step), slots)
+
+    def _gathered_ahead(self, epoch: int, steps: range) -> Iterator[Gathered]:
+        """The batches of an epoch as the GPU decodes them, in a thread of its own."""
+        decoded, _, batches = self._decoding
+        with decoding_workers.watching(decoded) as parts:
+            ahead = self._ahead = ReadAhead[Gathered](_BATCHES_AHEAD)
+            parts = ahead.until_ended(parts)
+            sizes = map(self._requests.parts, steps)
+            ahead.start(batches.gather(parts, of_step, epoch) for of_step in sizes)
+            try:
+                for _ in steps:
+                    yield ahead.take()
+            finally:
+                ahead.end()
+
+    def _gather(self, parts: Iterator[Decoded], sizes: Sequence[int], slots: Slots) -> Gathered:
+        """One batch from the next parts, whose slots are free after this."""
         count, shape = sum(sizes), (self.size, self.size, 3)
         images = torch.empty((count, *shape), dtype=torch.uint8, pin_memory=self._on_cuda)
         colours = torch.empty((count, COLOURS))
@@ -131,45 +185,41 @@ class FolderLoader(ImageLoader):
         corrupt: list[tuple[str, str]] = []
         for _ in sizes:
             part = next(parts)
-            self._refuse_faults(part)
+            part.refuse_faults(self.skip_corrupt)
             corrupt.extend(part.corrupt)
             filled, start = len(part.indices), len(kept)
             images[start : start + filled] = slots.images[part.slot, :filled]
             colours[start : start + filled] = slots.colours[part.slot, :filled]
             kept.extend(part.indices)
-        self.corrupt.update(corrupt)
-        skipped.extend(path for path, _ in corrupt)
-        if corrupt and not kept and self.order.drop_last:
+        return Gathered(images[: len(kept)], colours[: len(kept)], kept, corrupt)
+
+    def _assemble(self, gathered: Gathered, skipped: list[str]) -> tuple[Tensor, Tensor]:
+        """The batch on the device."""
+        paths = [path for path, _ in gathered.corrupt]
+        self.corrupt.update(gathered.corrupt)
+        skipped.extend(paths)
+        if paths and not gathered.kept and self.order.drop_last:
             raise AnywidthError(
-                f"a batch is empty because all {len(corrupt)} of its images are corrupt "
-                f"({few_of([path for path, _ in corrupt])}): replace or remove them"
+                f"a batch is empty because all {len(paths)} of its images are corrupt "
+                f"({few_of(paths)}): replace or remove them"
             )
-        labels = self._to_device(self.files.labels[kept])
-        return self._finished(images[: len(kept)], colours[: len(kept)]), labels
+        if gathered.ready is not None:
+            computation = torch.cuda.current_stream(self.device)
+            computation.wait_event(gathered.ready)
+            gathered.images.record_stream(computation)
+        labels = self._to_device(self.files.labels[gathered.kept])
+        return self._finished(gathered.images, gathered.colours), labels
 
     def _finished(self, images: Tensor, colours: Tensor) -> Tensor:
         """The batch as the network takes it, in torch operations on its device."""
-        images = self._to_device(images)
+        if images.device.type != self.device.type:
+            images = self._to_device(images)
         if self.augmentation is None:
             planes = images.permute(0, 3, 1, 2).contiguous()
             return normalize(planes, self._mean, self._std)
         changes = self._to_device(colour_changes(colours, self.augmentation))
         levels = augment(images, changes, self.augmentation)
         return normalize(levels, 255 * self._mean, 255 * self._std)
-
-    def _refuse_faults(self, part: Decoded) -> None:
-        if part.unreadable:
-            path, reason = part.unreadable[0]
-            raise AnywidthError(
-                f"{path} cannot be read ({reason}), but it existed when the loader was made: check "
-                "the disk and the file's permissions"
-            )
-        if part.corrupt and not self.skip_corrupt:
-            path, reason = part.corrupt[0]
-            raise AnywidthError(
-                f"{path} is not a whole image ({reason}): replace or remove it, or skip such "
-                "files with --skip-corrupt"
-            )
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         """Copy on a separate stream, so that the next batch arrives while the GPU computes."""

@@ -20,6 +20,10 @@ from anywidth.errors import AnywidthError
 _MOST_IMAGES = 32
 _MOST_BYTES = 2**23
 
+FIELDS = 7
+"""The numbers of a header: the bytes of the file (0: the row has an image), its width and height in
+pixels, and its crop: left, top, width and height."""
+
 
 class Request(NamedTuple):
     """A part of a batch to decode: which images of which epoch, and the slot to put them into."""
@@ -41,32 +45,64 @@ class Decoded(NamedTuple):
     corrupt: list[tuple[str, str]]
     unreadable: list[tuple[str, str]]
 
+    def refuse_faults(self, skip_corrupt: bool) -> None:
+        """Raise an error that names the first file that cannot be read, or skipped."""
+        if self.unreadable:
+            path, reason = self.unreadable[0]
+            raise AnywidthError(
+                f"{path} cannot be read ({reason}), but it existed when the loader was made: check "
+                "the disk and the file's permissions"
+            )
+        if self.corrupt and not skip_corrupt:
+            path, reason = self.corrupt[0]
+            raise AnywidthError(
+                f"{path} is not a whole image ({reason}): replace or remove it, or skip such "
+                "files with --skip-corrupt"
+            )
+
+
+class Gathered(NamedTuple):
+    """A batch before colours and mirroring: images, numbers, indices, faults of the others.
+
+    Images on a GPU are there once `ready` has happened.
+    """
+
+    images: Tensor
+    colours: Tensor
+    kept: list[int]
+    corrupt: list[tuple[str, str]]
+    ready: torch.cuda.Event | None = None
+
 
 class Slots:
     """Memory for parts of batches, each filled by one worker and emptied before it is used again.
 
-    Images are sent without a copy, and memory is bounded, whatever the batch size.
+    Images are sent without a copy, and memory is bounded, whatever the batch size. With
+    ``file_bytes``, a row has room for a file of that size in place of an image, and for the header
+    that says so (see `FolderJpegs`).
     """
 
-    def __init__(self, count: int, size: int, is_shared: bool) -> None:
-        rows = images_per_part(size)
-        self.images = torch.empty((count, rows, size, size, 3), dtype=torch.uint8)
+    def __init__(self, count: int, size: int, is_shared: bool, file_bytes: int = 0) -> None:
+        rows, pixels = images_per_part(size, file_bytes), 3 * size * size
+        self.memory = torch.empty((count, rows, max(pixels, file_bytes)), dtype=torch.uint8)
         self.colours = torch.empty((count, rows, COLOURS))
+        self.headers = torch.zeros((count, rows, FIELDS), dtype=torch.int64)
         if is_shared:
             try:
-                self.images.share_memory_()
-                self.colours.share_memory_()
+                for part in (self.memory, self.colours, self.headers):
+                    part.share_memory_()
             except RuntimeError as error:
                 raise AnywidthError(
-                    f"{self.images.numel() / 1e6:,.0f} MB of shared memory for decoded images "
+                    f"{self.memory.numel() / 1e6:,.0f} MB of shared memory for decoded images "
                     f"cannot be had ({str(error).splitlines()[0]}): give fewer --workers, or make "
                     "/dev/shm larger (docker run --shm-size)"
                 ) from error
+        self.images = self.memory[..., :pixels].view(count, rows, size, size, 3)
 
 
-def images_per_part(size: int) -> int:
-    """How many images of `size` pixels a worker decodes at a time."""
-    return max(1, min(_MOST_IMAGES, _MOST_BYTES // (3 * size * size)))
+def images_per_part(size: int, file_bytes: int = 0) -> int:
+    """How many images of `size` pixels, or files of so many bytes, a worker takes at a time."""
+    return max(1, min(_MOST_IMAGES, _MOST_BYTES // max(3 * size * size, file_bytes)))
 
 
 @dataclass(eq=False)
@@ -89,22 +125,26 @@ class FolderImages(Dataset[Decoded]):
         return len(self.files)
 
     def __getitem__(self, request: Request) -> Decoded:
-        images, colours = (part[request.slot] for part in (self.slots.images, self.slots.colours))
         done = Decoded(request.slot, [], [], [])
         for index in request.indices:
-            path, row = self.files.path(index), len(done.indices)
-            try:
-                self._decode(path, (request.epoch, index), images[row], colours[row])
-            except Exception as error:  # Pillow's decoders raise many kinds of errors.
-                # Only the operating system sets an error number.
-                is_readable = not (isinstance(error, OSError) and error.errno is not None)
-                faults = done.corrupt if is_readable else done.unreadable
-                faults.append((str(path), f"{type(error).__name__}: {error}"))
-            else:
-                done.indices.append(index)
+            self.decode(index, request.epoch, (request.slot, len(done.indices)), done)
         return done
 
-    def _decode(self, path: Path, place: tuple[int, int], image: Tensor, colours: Tensor) -> None:
+    def decode(self, index: int, epoch: int, row: tuple[int, int], done: Decoded) -> None:
+        """Fill a row of a slot, and note the image, or what is wrong with its file."""
+        path = self.files.path(index)
+        try:
+            self._fill(path, (epoch, index), row)
+        except Exception as error:  # Pillow's decoders raise many kinds of errors.
+            # Only the operating system sets an error number.
+            is_readable = not (isinstance(error, OSError) and error.errno is not None)
+            faults = done.corrupt if is_readable else done.unreadable
+            faults.append((str(path), f"{type(error).__name__}: {error}"))
+        else:
+            done.indices.append(index)
+
+    def _fill(self, path: Path, place: tuple[int, int], row: tuple[int, int]) -> None:
+        image, colours = self.slots.images[row], self.slots.colours[row]
         if self.augmentation is None:
             square = central_square(decode(path, "RGB"), self.size, self.resize)
             image.copy_(torch.from_numpy(np.array(square)))  # tensors cannot be read-only

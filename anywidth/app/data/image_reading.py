@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -87,6 +88,20 @@ def _usual_jpeg(path: Path, opened: Image.Image) -> Levels | None:
     except ValueError:
         return None  # what is damaged, and how much of it can be used, is for Pillow to say
     return levels if levels.shape == (height, width, 3) else None
+
+
+def size_of_plain_jpeg(file: BinaryIO) -> tuple[int, int] | None:
+    """Width and height, if the header is that of an upright JPEG file with 8-bit YCbCr or grey."""
+    try:
+        with Image.open(file, formats=["JPEG"]) as opened:
+            info, layers = opened.info, [layer[0] for layer in getattr(opened, "layer", ())]
+            is_plain = layers == [1, 2, 3] and info.get("adobe_transform", 1) == 1
+            is_plain = is_plain or opened.mode == "L"
+            if opened.format == "JPEG" and is_plain and _orientation(opened) == 1:
+                return opened.size
+    except Exception:  # Pillow raises many kinds of errors, which decoding the file will repeat
+        pass
+    return None
 
 
 def _coarsen(opened: Image.Image, most: int) -> int:

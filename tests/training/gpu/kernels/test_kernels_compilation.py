@@ -18,6 +18,7 @@ from anywidth.training.gpu.kernels import (
     batch_norm_backward,
     batch_norm_forward,
     batch_norm_small,
+    crop_resize,
     depthwise_forward,
     depthwise_gradients,
     pointwise_product,
@@ -80,6 +81,8 @@ def _launch_everything(channels: int, kernel: int, stride: int) -> None:
     y, _ = pointwise_product.pointwise_forward(few, filters, few.shape[1], terms, "relu", True)
     pointwise_product.pointwise_weight_gradient(few, y, filters, terms, "relu")
     pointwise_product.pointwise_input_gradient(few, y, filters, terms, "relu")
+    images = torch.empty(2, channels, channels, 3, dtype=torch.uint8)
+    crop_resize.crop_and_resize(torch.empty(channels, 8, dtype=torch.int64), images)
     y, terms = batch_norm_small.small_forward(x, norm)
     batch_norm_small.small_backward(x, y, terms, weight, bias, "relu")
 

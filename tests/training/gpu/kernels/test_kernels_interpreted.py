@@ -30,6 +30,7 @@ def test_interpreted(checks):
 def test_every_file_of_checks_is_run():
     assert [path.stem for path in CHECKS] == [
         "check_batch_norm",
+        "check_crop_resize",
         "check_deferred_norm",
         "check_depthwise",
         "check_engine",
