@@ -163,6 +163,9 @@ def _print(trained: Trained, searched: Searched, out: Path) -> None:
     say("To measure it on test images:")
     allowed = trained.settings.allowance
     say(f"  {own_command('spectrum', trained.run.folder, '--channels', files[0], *allowed)}")
+    say("To train it alone, with the same settings:")
+    config = trained.run.folder / "config.json"
+    say(f"  {own_command('train', '--config', config, '--channels', files[0], *allowed)}")
 
 
 def _write_probes(trained: Trained, path: Path) -> None:

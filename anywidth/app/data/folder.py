@@ -50,8 +50,8 @@ class FolderLoader(ImageLoader):
 
     A file that does not decode stops the epoch with an error that names it. With ``skip_corrupt``
     it is skipped and its batch is shorter; ``corrupt`` then maps these files to the reasons, and a
-    log line names them at the end of the epoch. If no image of a part decodes, the part is empty,
-    or with ``drop_last``, as in training, an error is raised.
+    log line names them at the end of the first epoch that skips them. If no image of a part
+    decodes, the part is empty, or with ``drop_last``, as in training, an error is raised.
 
     Worker processes are kept between epochs and serve one epoch at a time: starting another epoch
     ends the current one.
@@ -83,6 +83,7 @@ class FolderLoader(ImageLoader):
 
     def _prepare(self) -> None:
         self.corrupt: dict[str, str] = {}
+        self._named: set[str] = set()
         self._on_cuda = self.device.type == "cuda"
         self._copies = torch.cuda.Stream(self.device) if self._on_cuda else None
         # Only training shuffles; calibration may augment too.
@@ -151,9 +152,11 @@ class FolderLoader(ImageLoader):
                     f"epoch {epoch} was not finished when another epoch of the same loader "
                     "started: finish one before the next, or use two loaders"
                 )
-        if skipped:
-            images = "1 corrupt image" if len(skipped) == 1 else f"{len(skipped)} corrupt images"
-            logger.warning("skipped %s in epoch %d: %s", images, epoch, few_of(skipped))
+        new = [path for path in skipped if path not in self._named]
+        self._named.update(new)
+        if new:
+            images = "1 corrupt image" if len(new) == 1 else f"{len(new)} corrupt images"
+            logger.warning("skipped %s in epoch %d: %s", images, epoch, few_of(new))
 
     def _gathered(self, epoch: int, steps: range) -> Iterator[Gathered]:
         """The batches of an epoch as workers decode them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from anywidth.app.runs.run import Run
 from anywidth.app.tasks.channel_files import channels_from_text, check_within
 from anywidth.app.tasks.registry import open_trained
 from anywidth.app.tasks.task_settings import TaskSettings
-from anywidth.errors import AnywidthError
+from anywidth.errors import AnywidthError, errors_about
 from anywidth.slimming.convert import plan_of, slimmable
 from anywidth.slimming.extraction import extract_quietly
 from anywidth.width import Width, WidthRange
@@ -29,7 +30,9 @@ def built_alone(
         return model, settings.width_range
     wide = WidthRange(min(settings.low, settings.width), 1.0, settings.divisor)
     slimmable(model, None, wide, example_input=example, verified=False)
-    small = extract_quietly(model, alone)
+    cure = "the settings of the run that was searched are taken with --config RUN/config.json"
+    with errors_about("--channels", cure) if settings.own_channels else nullcontext():
+        small = extract_quietly(model, alone)
     initialize(small)
     return small, WidthRange(1.0, 1.0, settings.divisor)
 

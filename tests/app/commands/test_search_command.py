@@ -332,3 +332,10 @@ def test_channels_and_a_width_contradict_each_other(trained_once: Path, tmp_path
     assert_refused(answer, "only one")
     options = ("--channels", path, "--method", "s", "--out", tmp_path / "x")
     assert_refused(command("train", *TINY_RUN, *options), "--method")
+
+
+def test_channels_of_a_run_with_other_settings_name_the_way_to_take_these(tmp_path: Path) -> None:
+    path = tmp_path / "channels.json"
+    write_json(path, {"elsewhere": 8})
+    answer = command("train", *TINY_RUN, "--channels", path, "--out", tmp_path / "x")
+    assert_refused(answer, "--config RUN/config.json")

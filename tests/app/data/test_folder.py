@@ -232,6 +232,7 @@ def test_corrupt_images_are_skipped_and_named_if_asked(
     loader = make(scan_split(image_folder, "train"), skip_corrupt=True)
     with caplog.at_level(logging.WARNING, logger="anywidth"):
         batches = list(loader.epoch(2))
+        list(loader.epoch(3))  # which names no file again
     assert [len(images) for images, _ in batches] == [3, 4, 3]
     assert [labels.tolist() for _, labels in batches] == [[0, 0, 0], [0, 0, 1, 1], [1, 1, 1]]
     assert set(loader.corrupt) == {str(truncated), str(no_image)}
