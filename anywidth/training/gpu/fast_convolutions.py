@@ -24,7 +24,7 @@ from anywidth.training.gpu.fast_paths import (
     take,
 )
 from anywidth.training.gpu.kernels.eligibility import STEM_INPUT_CHANNELS, STEM_KERNEL_SIZE, STRIDES
-from anywidth.training.gpu.kernels.shared_buffers import cast_weight, gradient_sum
+from anywidth.training.gpu.kernels.shared_buffers import added_to_sum, cast_weight
 
 USES_PRODUCTS = False
 """Whether pointwise convolutions of few channels have kernels. Not timed on a GPU yet:
@@ -135,12 +135,9 @@ def _is_measured(convolution: Any) -> bool:
 def is_taken(convolution: Any, x: Tensor) -> bool:
     """Whether a kernel can convolve a tensor."""
     if has(convolution, pointwise_forward):
-        sizes = _product_sizes(convolution)
-        return (
-            USES_PRODUCTS
-            and sizes is not None
-            and kernels.supports_pointwise_conv2d(x, convolution._parameters["weight"], sizes[0])
-        )
+        sizes = _product_sizes(convolution) if USES_PRODUCTS else None
+        weight = convolution._parameters["weight"]
+        return sizes is not None and kernels.supports_pointwise_conv2d(x, weight, sizes[0])
     is_cut = type(convolution.__dict__[RECORD].cut("weight", 0)) is int
     return is_cut and kernels.supports_depthwise_conv2d(
         x, convolution._parameters["weight"], convolution.stride[0], convolution.padding[0]
@@ -155,9 +152,10 @@ def pointwise_forward(self: Any, x: Tensor) -> Tensor:
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
     weight, sizes = self._parameters["weight"], _product_sizes(self)
-    if sizes is not None and (deferred is not None or is_taken(self, _channels_last(x))):
+    if deferred is not None or is_taken(self, x):
+        assert sizes is not None
         made, partial = kernels.pointwise_conv2d_with_statistics(
-            _channels_last(x), weight, sizes[0], deferred, _is_measured(self)
+            x, weight, sizes[0], deferred, _is_measured(self)
         )
         if partial is not None:
             leave(made, PARTIAL, partial)
@@ -177,15 +175,12 @@ def _channels_last(x: Tensor) -> Tensor:
 def _product_sizes(convolution: Any) -> tuple[int, int] | None:
     """The active filters and channels if a pointwise convolution is a plain product."""
     record: Record = convolution.__dict__[RECORD]
-    weight, cuts = (
-        convolution._parameters["weight"],
-        (record.cut("weight", 0), record.cut("weight", 1)),
-    )
-    made, read = (
-        all_ if cut is None else cut for all_, cut in zip(weight.shape, cuts, strict=False)
-    )
-    is_plain = record.scales.get("weight", 1.0) == 1.0 and convolution._parameters["bias"] is None
-    return (made, read) if is_plain and type(made) is int and type(read) is int else None
+    if record.scales.get("weight", 1.0) != 1.0 or convolution._parameters["bias"] is not None:
+        return None
+    filters, channels = convolution._parameters["weight"].shape[:2]
+    made, read = record.cut("weight", 0), record.cut("weight", 1)
+    made, read = filters if made is None else made, channels if read is None else read
+    return (made, read) if type(made) is int and type(read) is int else None
 
 
 def product(pixels: Tensor, weight: Tensor, made: int, read: int) -> Tensor:
@@ -217,11 +212,5 @@ class _Pointwise(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             to_pixels = (gradient @ active).view(ctx.pixels)
         if ctx.needs_input_grad[1]:
-            total = gradient_sum(weight)
-            found = gradient.t() @ rows
-            if total is not None:
-                total[: active.shape[0], : active.shape[1], 0, 0] += found
-            else:
-                to_weight = torch.zeros_like(weight)
-                to_weight[: active.shape[0], : active.shape[1], 0, 0] = found
+            to_weight = added_to_sum(weight, gradient.t() @ rows)
         return to_pixels, to_weight, None, None

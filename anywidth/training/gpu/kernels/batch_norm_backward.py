@@ -256,6 +256,27 @@ def finish_parameter_gradients(
     return weight_gradient, bias_gradient, corrections
 
 
+def gradients_through_norm(
+    x: Tensor,
+    dy: Tensor,
+    partial: Tensor,
+    terms: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    activation: str,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The gradients of ``x``, in the memory of ``dy``, and of a norm left to a convolution.
+
+    ``partial`` are the sums that the convolution took on the way.
+    """
+    pixels = x.numel() // x.shape[1]
+    weight_gradient, bias_gradient, corrections = finish_parameter_gradients(
+        partial, pixels, terms, weight, bias
+    )
+    x_gradient = input_gradient(x, dy, terms, corrections, activation, in_place=True)
+    return x_gradient, weight_gradient, bias_gradient
+
+
 def input_gradient(
     x: Tensor,
     dy: Tensor,

@@ -12,10 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from anywidth.errors import AnywidthError
 from anywidth.training.gpu.kernels import batch_norm_small
-from anywidth.training.gpu.kernels.batch_norm_backward import (
-    finish_parameter_gradients,
-    input_gradient,
-)
+from anywidth.training.gpu.kernels.batch_norm_backward import gradients_through_norm
 from anywidth.training.gpu.kernels.depthwise_forward import depthwise_forward
 from anywidth.training.gpu.kernels.depthwise_gradients import depthwise_gradients
 from anywidth.training.gpu.kernels.eligibility import obstacle_to_depthwise_conv2d
@@ -65,12 +62,8 @@ class _DepthwiseConv2d(torch.autograd.Function):
         )
         norm_gradients: list[Tensor | None] = [None, None]
         if partial is not None:
-            pixels = x.numel() // x.shape[1]
-            *norm_gradients, corrections = finish_parameter_gradients(
-                partial, pixels, terms, norm_weight, norm_bias
-            )
-            x_gradient = input_gradient(
-                x, x_gradient, terms, corrections, ctx.activation, in_place=True
+            x_gradient, *norm_gradients = gradients_through_norm(
+                x, x_gradient, partial, terms, norm_weight, norm_bias, ctx.activation
             )
         return x_gradient, weight_gradient, *norm_gradients, *(None,) * 5
 

@@ -267,7 +267,7 @@ def depthwise_gradients(
     The gradient of ``weight`` is zero for unused channels; if a sum of gradients is kept, it is
     added there and not returned. With the ``terms`` of a norm, the gradient of the input is that of
     ``x`` normalised and activated, and the partial sums are for
-    :func:`~anywidth.training.gpu.kernels.batch_norm_backward.finish_parameter_gradients`.
+    :func:`~anywidth.training.gpu.kernels.batch_norm_backward.gradients_through_norm`.
     """
     images, channels, height, width = x.shape
     kernel = weight.shape[2]

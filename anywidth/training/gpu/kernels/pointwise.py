@@ -12,10 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from anywidth.errors import AnywidthError
 from anywidth.training.gpu.kernels import batch_norm_small
-from anywidth.training.gpu.kernels.batch_norm_backward import (
-    finish_parameter_gradients,
-    input_gradient,
-)
+from anywidth.training.gpu.kernels.batch_norm_backward import gradients_through_norm
 from anywidth.training.gpu.kernels.eligibility import obstacle_to_pointwise_conv2d
 from anywidth.training.gpu.kernels.norm_arguments import DeferredNorm
 from anywidth.training.gpu.kernels.pointwise_product import (
@@ -23,7 +20,7 @@ from anywidth.training.gpu.kernels.pointwise_product import (
     pointwise_input_gradient,
     pointwise_weight_gradient,
 )
-from anywidth.training.gpu.kernels.shared_buffers import cast_weight, gradient_sum
+from anywidth.training.gpu.kernels.shared_buffers import added_to_sum, cast_weight
 
 
 class _PointwiseConv2d(torch.autograd.Function):
@@ -66,26 +63,16 @@ class _PointwiseConv2d(torch.autograd.Function):
         x_gradient = weight_gradient = None
         if terms is not None:
             dz, partial = pointwise_input_gradient(x, dy, cast, terms, ctx.activation)
-            pixels = x.numel() // x.shape[1]
-            *norm_gradients, corrections = finish_parameter_gradients(
-                partial, pixels, terms, norm_weight, norm_bias
+            x_gradient, *norm_gradients = gradients_through_norm(
+                x, dz, partial, terms, norm_weight, norm_bias, "none"
             )
-            x_gradient = input_gradient(x, dz, terms, corrections, "none", in_place=True)
         elif ctx.needs_input_grad[0]:
             active = cast[: dy.shape[1], : x.shape[1], 0, 0].to(dy.dtype)
             x_gradient = (dy.permute(0, 2, 3, 1) @ active).permute(0, 3, 1, 2)
         if ctx.needs_input_grad[1]:
             found = pointwise_weight_gradient(x, dy, weight, terms, ctx.activation)
-            weight_gradient = _added(weight, found)
+            weight_gradient = added_to_sum(weight, found)
         return x_gradient, weight_gradient, *norm_gradients, *(None,) * 4
-
-
-def _added(weight: Tensor, found: Tensor) -> Tensor | None:
-    """Add the gradient of the active part to the sum over widths, or return it if there is none."""
-    total = gradient_sum(weight)
-    gradient = torch.zeros_like(weight) if total is None else total
-    gradient[: found.shape[0], : found.shape[1], 0, 0] += found
-    return gradient if total is None else None
 
 
 def pointwise_conv2d_with_statistics(

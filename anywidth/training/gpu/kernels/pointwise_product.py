@@ -311,7 +311,7 @@ def pointwise_input_gradient(
     """The gradient of ``x`` normalised, before its activation, and the norm's partial sums.
 
     The sums are for
-    :func:`~anywidth.training.gpu.kernels.batch_norm_backward.finish_parameter_gradients`.
+    :func:`~anywidth.training.gpu.kernels.batch_norm_backward.gradients_through_norm`.
     """
     read, made = x.shape[1], dy.shape[1]
     pixels = x.numel() // read

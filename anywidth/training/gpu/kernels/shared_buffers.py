@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 _SUM = "_gradient_sum"
@@ -38,6 +39,17 @@ def gradient_sum(parameter: Tensor) -> Tensor | None:
     total, used = held
     used.append(total)
     return total
+
+
+def added_to_sum(weight: Tensor, found: Tensor) -> Tensor | None:
+    """Add the gradient of the first filters and channels of a pointwise convolution to its sum.
+
+    Without a sum it is returned, in the shape of the weight.
+    """
+    total = gradient_sum(weight)
+    gradient = torch.zeros_like(weight) if total is None else total
+    gradient[: found.shape[0], : found.shape[1], 0, 0] += found
+    return gradient if total is None else None
 
 
 def weights_cast_to(

@@ -1,6 +1,6 @@
 """The graph engine with the kernels: sums of gradients, cast weights and statistics of a step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from anywidth.slimming.norm_statistics import tracked_statistics
 from anywidth.slimming.switchable import add_private_affine
 from anywidth.training.engine.capture import CudaCapture
 from anywidth.training.engine.graphs import GraphEngine
-from anywidth.training.gpu import fast_convolutions
+from anywidth.training.gpu import fast_convolutions, kernels
 from anywidth.training.gpu.fast_layers import use_kernels
 from anywidth.training.gpu.kernels import batch_norm_small
 
@@ -114,10 +114,21 @@ def many_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=[False, True], ids=["", "products"])
-def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether pointwise convolutions have kernels."""
+def products(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[bool]]:
+    """Pointwise convolutions have kernels, or have none; for each use, whether with a norm."""
+    normed: list[bool] = []
+    whole = kernels.pointwise_conv2d_with_statistics
+
+    def watched(x: Tensor, weight: Tensor, made: int, norm: object, *more: object) -> object:
+        normed.append(norm is not None)
+        return whole(x, weight, made, norm, *more)
+
+    monkeypatch.setattr(kernels, "pointwise_conv2d_with_statistics", watched)
     monkeypatch.setattr(fast_convolutions, "USES_PRODUCTS", request.param)
-    return bool(request.param)
+    yield normed
+    assert bool(normed) == request.param
 
 
 @pytest.mark.usefixtures("products")
@@ -130,8 +141,7 @@ def test_steps_are_those_of_plain_layers_in_float64(name: str) -> None:
         assert_near(found, expected, 5e-4)
 
 
-@pytest.mark.usefixtures("products")
-def test_steps_under_autocast_are_as_exact_as_those_of_plain_layers() -> None:
+def test_steps_under_autocast_are_as_exact_as_those_of_plain_layers(products: list[bool]) -> None:
     exact, plain, ours = (
         torch.cat([tensor.flatten() for tensor in _trained(PREPARATIONS["nothing"], *options)])
         for options in (
@@ -141,3 +151,4 @@ def test_steps_under_autocast_are_as_exact_as_those_of_plain_layers() -> None:
         )
     )
     assert (ours - exact).norm() <= 2 * (plain - exact).norm()
+    assert not products or set(products) == {False, True}
